@@ -180,7 +180,7 @@ class ShardingTargets:
     """
 
     use: Mapping[str, Spec] = field(default_factory=dict)
-    immediate: Mapping[str, Spec] = field(default_factory=dict)
+    immediate: Mapping[str, FinalSpec] = field(default_factory=dict)
     at_first_read: Mapping[str, Spec] = field(default_factory=dict)
     final: Mapping[str, FinalSpec] = field(default_factory=dict)
     primal: Mapping[str, Spec] = field(default_factory=dict)
@@ -208,7 +208,7 @@ def shard_program(
     for operation in program.operations if operations is None else operations:
         sharder.add_operation(operation)
     for name, final_spec in targets.final.items():
-        sharder.rest_result(name, final_spec if isinstance(final_spec, Spec) else final_spec(sharder.resting[name]))
+        sharder.rest_result(name, final_spec)
     return ShardedProgram(sharder.program, tuple(sharder.steps), dict(sharder.resting))
 
 
@@ -321,8 +321,9 @@ class _ProgramSharder:
                 self.resting[name] = spec
         self.available[name].add(spec)
 
-    def rest_result(self, name: str, spec: Spec) -> None:
+    def rest_result(self, name: str, final_spec: FinalSpec) -> None:
         """Bring a result to the sharding in which it stays."""
+        spec = final_spec if isinstance(final_spec, Spec) else final_spec(self.resting[name])
         self.reshard_to(name, spec, "resting sharding of the result")
         self.resting[name] = spec
 

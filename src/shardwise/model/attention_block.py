@@ -32,17 +32,35 @@ class AttentionBuilder(BlockPartBuilder):
 
     def attended_values(self, y: str) -> str:
         """Add attention up to what its last product reads."""
+        attended = self.attend(y)
+        query_dims = self.builder.tensors[attended].dims
+        return self.inner_norm(self.gate_attention(attended, y), "attention_inner_norm", query_dims)
+
+    def attend(self, y: str) -> str:
+        """Add queries, keys and values, and attention of these."""
         q, k, v, *selected = self.latent_heads(y) if self.architecture.structure.latent else self.queries_and_keys(y)
-        positions = self.builder.input("positions", "T", Role.CONSTANT)
-        query_dims = (*TOKENS, *self.value_dims)
-        outputs = (
-            self.builder.tensor(f"{self.prefix}attended", query_dims, Role.ACTIVATION),
+        positions = self.builder.positions()
+        outputs = self.attention_results("attended", self.value_dims)
+        operands = (q, k, v, positions, positions, *self.sinks(), *selected)
+        return self.builder.add(Scan(operands, outputs, is_sparse=bool(selected), selected_block=self.selected_block))
+
+    @property
+    def selected_block(self) -> str:
+        """Dim of the size of a block of keys, where an indexer selects blocks."""
+        return "z" if self.architecture.structure.block_indexer else ""
+
+    def attention_results(self, name: str, value_dims: tuple[str, ...]) -> tuple[str, str]:
+        """Define what attention gives, values of each head and log-sum-exp, and return the names."""
+        query_dims = (*TOKENS, *value_dims)
+        return (
+            self.builder.tensor(f"{self.prefix}{name}", query_dims, Role.ACTIVATION),
             self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
         )
-        operands = (q, k, v, positions, positions, *self.sinks(), *selected)
-        block = "z" if self.architecture.structure.block_indexer else ""
-        attended = self.builder.add(Scan(operands, outputs, is_sparse=bool(selected), selected_block=block))
-        return self.inner_norm(self.gate_attention(attended, y), "attention_inner_norm", query_dims)
+
+    def indexer(self) -> IndexerBuilder:
+        """Return the builder of the indexer of the structure: of keys, or of blocks of keys."""
+        builder = BlockIndexerBuilder if self.architecture.structure.block_indexer else IndexerBuilder
+        return builder(self.builder, self.prefix)
 
     def gate_attention(self, attended: str, y: str) -> str:
         """Add the gate of each head or element of what attention gives, where there is one (Qiu et al. 2025)."""
@@ -69,7 +87,7 @@ class AttentionBuilder(BlockPartBuilder):
         if self.architecture.value_norm:
             v = self.sub_layer_norm(v, "v_norm", NormDims(value_dims, value_dims[-1:], None))
         if self.architecture.structure.block_indexer:
-            return q, k, v, BlockIndexerBuilder(self.builder, self.prefix).build(y)
+            return q, k, v, self.indexer().build(y, y)
         return q, k, v
 
     def project_heads(self, y: str, name: str, dims: tuple[str, ...]) -> str:
@@ -81,28 +99,39 @@ class AttentionBuilder(BlockPartBuilder):
 
     def latent_heads(self, y: str) -> tuple[str, ...]:
         """Add queries, keys and values of latent attention, and the positions that an indexer selects, where there is one."""
-        source, width = y, "D"
-        if self.architecture.structure.latent_queries:
-            down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
-            source, width = self.latent_norm(down, "q_latent_norm", "Q"), "Q"
+        source, width = self.query_source(y)
         heads = (self.latent_queries(source, width), *self.latent_keys(y))
         has_indexer = self.architecture.structure.indexer
-        return (*heads, IndexerBuilder(self.builder, self.prefix).build(y, source)) if has_indexer else heads
+        return (*heads, self.indexer().build(y, source)) if has_indexer else heads
+
+    def query_source(self, y: str) -> tuple[str, str]:
+        """Add the latent of the queries, where there is one; return what queries are made of, and the dim of its width."""
+        if not self.architecture.structure.latent_queries:
+            return y, "D"
+        down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
+        return self.latent_norm(down, "q_latent_norm", "Q"), "Q"
 
     def latent_queries(self, source: str, width: str) -> str:
-        """Add queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
+        """Add queries of latent attention."""
+        return self.concatenate(self.query_parts(source, width), "q", (*TOKENS, "K", "G", "H"))
+
+    def query_parts(self, source: str, width: str) -> tuple[str, str]:
+        """Add the non-rotary and the rotary part of the queries of each head."""
         head_dims = (*TOKENS, "K", "G")
         plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*head_dims, "I"))
         rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*head_dims, "R"))
-        return self.concatenate((plain, self.rotary(rotary, "q_rotary", (*head_dims, "R"))), "q", (*head_dims, "H"))
+        return plain, self.rotary(rotary, "q_rotary", (*head_dims, "R"))
 
-    def latent_keys(self, y: str) -> tuple[str, str]:
-        """Add keys and values from one latent of each token; all heads share the keys' rotary part."""
+    def key_latent(self, y: str) -> tuple[str, str]:
+        """Add the latent of keys and values, and the keys' rotary part before it is rotated, which all heads share."""
         down = self.contract(y, "w_kv_down", ("C", "D"), "kv_latent", (*TOKENS, "C"))
         latent = self.latent_norm(down, "kv_latent_norm", "C")
         flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
-        if self.architecture.rotary_key_norm:
-            flat = self.latent_norm(flat, "k_rotary_norm", "R")
+        return latent, self.latent_norm(flat, "k_rotary_norm", "R") if self.architecture.rotary_key_norm else flat
+
+    def latent_keys(self, y: str) -> tuple[str, str]:
+        """Add keys and values from one latent of each token."""
+        latent, flat = self.key_latent(y)
         plain = self.contract(latent, "w_k_up", ("K", "I", "C"), "k_plain", (*TOKENS, "K", "I"))
         k = self.concatenate((plain, self.rotary(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
         return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))

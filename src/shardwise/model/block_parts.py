@@ -102,7 +102,7 @@ class BlockPartBuilder:
     def rotary(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.structure.has_rotary:
             return x
-        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        positions = self.builder.positions()
         return self.elementwise("rotary", [x, positions], name, dims)
 
     def add_bias(

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.block_parts import HIDDEN, TOKENS, add_norm
+from shardwise.model.block_parts import HIDDEN, TOKENS, NormDims, add_norm
 from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.operations import Carry, Concatenate, Lookup
 from shardwise.model.placeholder_sizes import placeholder_architecture
@@ -25,7 +25,7 @@ from shardwise.model.structure import ModelStructure
 def embedding_program(architecture: Architecture) -> Program:
     """Return the program from token ids to the first block's input."""
     builder = _new_builder(architecture)
-    return builder.build([_add_embedding(builder, architecture, "")])
+    return builder.build([add_embedding(builder, architecture, "")])
 
 
 def block_program(architecture: Architecture) -> Program:
@@ -70,7 +70,7 @@ def model_program(architecture: Architecture) -> Program:
     The losses of multi-token prediction, whose modules are a chain, are added, each scaled by an input of its own.
     """
     builder = _new_builder(architecture)
-    x = _add_embedding(builder, architecture, "")
+    x = add_embedding(builder, architecture, "")
     for layer, unit in enumerate(architecture.layer_units):
         x = BlockBuilder(builder, architecture.unit_architecture(unit), f"{layer}.").build(x)
     loss = _add_head(builder, architecture, x, "", tied=architecture.tied_embeddings)
@@ -158,14 +158,15 @@ def _builder_with_input(architecture: Architecture) -> tuple[ProgramBuilder, str
     return builder, builder.input("x", HIDDEN, Role.RESIDUAL)
 
 
-def _add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
+def add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
+    """Add the rows of the tokens, and of their positions, where these have a table."""
     table = builder.weight("embedding", ("V", "D"), part=ModelPart.VOCABULARY)
     ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
     x = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
     if architecture.structure.has_learned_positions:
         position_table = builder.weight("position_embedding", ("P", "D"), part=ModelPart.VOCABULARY)
-        positions = builder.input("positions", "T", Role.CONSTANT)
-        row_tensor = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
+        positions = builder.positions()
+        row_tensor = builder.tensor(f"{prefix}places", (*builder.position_dims, "D"), Role.ACTIVATION)
         rows = builder.add(Lookup((position_table, positions), (row_tensor,), "P"))
         x = builder.elementwise("add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
     return add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
@@ -182,7 +183,7 @@ def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str,
     """Add the embedding of a later token joined with a hidden state, a block, and the loss over the token after it. Differs:
     the report has the hidden state first; its files have them in this order (eh_proj)."""
     hidden = add_norm(builder, architecture, x, f"{prefix}hidden_norm")
-    embedded = add_norm(builder, architecture, _add_embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
+    embedded = add_norm(builder, architecture, add_embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
     builder.add(Concatenate((embedded, hidden), (pair,), ("D", "D")))
     projection = builder.weight(f"{prefix}pair_projection", ("D", "J"), part=ModelPart.PREDICTION)
@@ -191,19 +192,25 @@ def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str,
     return MtpOutputs(y, _add_head(builder, architecture, y, prefix, tied=architecture.tied_embeddings))
 
 
-def _add_head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
-    y = add_norm(builder, architecture, x, f"{prefix}final_norm")
+def add_logits(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
+    """Add the last norm and the logits of hidden states `x`, whose dims but the last are kept."""
+    rows = builder.tensors[x].dims[:-1]
+    y = add_norm(builder, architecture, x, f"{prefix}final_norm", dims=NormDims((*rows, "D")))
     weight = builder.weight("embedding" if tied else "head", ("V", "D"), part=ModelPart.VOCABULARY)
-    targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
+    logit_dims = (*rows, "V")
+    logits = builder.contract(y, weight, f"{prefix}logits", logit_dims, Role.LOGITS)
+    if "head" not in architecture.bias:
+        return logits
+    bias = builder.weight("head.bias", "V", part=ModelPart.VOCABULARY)
+    return builder.elementwise("add_vector", [logits, bias], f"{prefix}logits_biased", logit_dims, Role.LOGITS)
 
+
+def _add_head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
     def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:
         return builder.elementwise(function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
 
-    logit_dims = (*TOKENS, "V")
-    logits = builder.contract(y, weight, f"{prefix}logits", logit_dims, Role.LOGITS)
-    if "head" in architecture.bias:
-        bias = builder.weight("head.bias", "V", part=ModelPart.VOCABULARY)
-        logits = builder.elementwise("add_vector", [logits, bias], f"{prefix}logits_biased", logit_dims, Role.LOGITS)
+    logits = add_logits(builder, architecture, x, prefix, tied=tied)
+    targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
     largest = statistic("maximum", [logits], "largest")
     total = statistic("sum_exp", [logits, largest], "sum_exp")
     target_logit = builder.tensor(f"{prefix}target_logit", TOKENS, Role.STATISTIC)

@@ -6,7 +6,7 @@ from shardwise.model.attention_block import AttentionBuilder
 from shardwise.model.block_parts import HIDDEN, TOKENS
 from shardwise.model.operations import Route
 from shardwise.model.program import ModelPart, Role
-from shardwise.model.recurrent_mixers import add_recurrent_mixer
+from shardwise.model.recurrent_mixers import RecurrentStructure, add_recurrent_mixer
 from shardwise.model.structure import ACTIVATION_WEIGHTS
 
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
@@ -53,10 +53,14 @@ class BlockBuilder(AttentionBuilder):
         recurrence = self.architecture.structure.recurrence
         if recurrence is None:
             return self.attention(y)
-        recurrent = add_recurrent_mixer(self.builder, recurrence, y, f"{self.prefix}mixer.")
+        recurrent = self.recurrent_mixer(recurrence, y)
         if self.architecture.mixer == "none":
             return recurrent
         return self.elementwise("add", [self.attention(y), recurrent], "both_mixers", HIDDEN)
+
+    def recurrent_mixer(self, recurrence: RecurrentStructure, y: str) -> str:
+        """Add a recurrence over the tokens."""
+        return add_recurrent_mixer(self.builder, recurrence, y, f"{self.prefix}mixer.")
 
     def sum_parallel_branches(self, attended: str, mlp_out: str) -> str:
         """Add the results of a parallel block's branches, and then their biases, so that one sum is reduced and not two.

@@ -27,14 +27,19 @@ class IndexerBuilder:
     def build(self, y: str, query_latent: str) -> str:
         """Add an indexer of the normalised hidden state `y` [B, T, D] and the queries' latent [B, T, Q], and return the name of
         the positions that it selects [B, T, s]."""
-        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        positions = self.builder.positions()
         queries = self.contract(query_latent, "index_w_q", ("A", "Y", "Q"), "index_q_flat", ("A", "Y"))
         keys = self.normed_keys(self.contract(y, "index_w_k", ("Y", "D"), "index_k_flat", ("Y",)))
         weights = self.contract(y, "index_w_heads", ("A", "D"), "index_weights", ("A",))
         q = self.elementwise("rotary", [queries, positions], "index_q", ("A", "Y"))
         k = self.elementwise("rotary", [keys, positions], "index_k", ("Y",))
         selected = self.builder.tensor(f"{self.prefix}selected", (*TOKENS, "s"), Role.STATISTIC)
-        return self.builder.add(SelectKeys((q, k, weights, positions, positions), (selected,)))
+        return self.select((q, k, weights), selected)
+
+    def select(self, scored: tuple[str, ...], selected: str) -> str:
+        """Add the choice of the keys with the largest scores, by queries, keys and weights of heads, if any."""
+        positions = self.builder.positions()
+        return self.builder.add(SelectKeys((*scored, positions, positions), (selected,)))
 
     def normed_keys(self, x: str) -> str:
         """Add LayerNorm of the keys over their width."""
@@ -63,14 +68,18 @@ class BlockIndexerBuilder(IndexerBuilder):
     def build(self, y: str, query_latent: str = "") -> str:
         """Add an indexer of the normalised hidden state `y` [B, T, D], and return the name of the numbers of the blocks that it
         selects for each key-value head [B, T, K, s]."""
-        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        positions = self.builder.positions()
         flat = self.contract(y, "index_w_q", ("K", "Y", "D"), "index_q_flat", ("K", "Y"))
         queries = self.rms_norm(flat, "index_q_norm", ("K",))
         keys = self.rms_norm(self.contract(y, "index_w_k", ("Y", "D"), "index_k_flat", ("Y",)), "index_k_norm", ())
         q = self.elementwise("rotary", [queries, positions], "index_q", ("K", "Y"))
         k = self.elementwise("rotary", [keys, positions], "index_k", ("Y",))
         selected = self.builder.tensor(f"{self.prefix}selected", (*TOKENS, "K", "s"), Role.STATISTIC)
-        return self.builder.add(SelectBlocks((q, k, positions, positions), (selected,)))
+        return self.select((q, k), selected)
+
+    def select(self, scored: tuple[str, ...], selected: str) -> str:
+        positions = self.builder.positions()
+        return self.builder.add(SelectBlocks((*scored, positions, positions), (selected,)))
 
     def rms_norm(self, x: str, name: str, heads: Dims) -> str:
         """Add RMSNorm of each head over its width."""

@@ -25,6 +25,8 @@ class Role(StrEnum):
     FACTOR = "factor"  # moments that have some of a weight's dims: of each row, of each column
     MEAN = "mean"  # of what an update has for elements, over rows, columns or all of a weight: kept in fp32
     DIRECTION = "direction"  # what an update makes of a gradient before it changes the weight, as whole matrices
+    CACHE = "cache"  # keys, values, latents and rows of convolutions that rest between the passes of inference
+    RECURRENT_STATE = "recurrent_state"  # states of recurrences that rest between the passes of inference
     CONSTANT = "constant"  # token ids, positions: every device can make any part of it
 
 
@@ -92,11 +94,12 @@ class Program:
 class ProgramBuilder:
     """Collects tensors and operations; each method returns the name of what it defined.
 
-    With `adapters_only` all weights but adapters are frozen.
+    With `adapters_only` all weights but adapters are frozen. `position_dims` are the dims of the tokens' positions: those of all
+    sequences are the same in training, and differ in inference.
     """
 
-    def __init__(self, *, adapters_only: bool = False) -> None:
-        self.adapters_only = adapters_only
+    def __init__(self, *, adapters_only: bool = False, position_dims: tuple[str, ...] = ("T",)) -> None:
+        self.adapters_only, self.position_dims = adapters_only, position_dims
         self.tensors: dict[str, Tensor] = {}
         self.operations: list[Operation] = []
         self.inputs: list[str] = []
@@ -119,6 +122,10 @@ class ProgramBuilder:
         if name not in self.tensors:
             self.inputs.append(self.tensor(name, dims, role))
         return name
+
+    def positions(self) -> str:
+        """Return the name of the positions of the tokens, an input."""
+        return self.input("positions", self.position_dims, Role.CONSTANT)
 
     def weight(
         self, name: str, dims: Iterable[str], *, part: ModelPart | None = None, adapter: bool = False, frozen: bool = False

@@ -16,7 +16,7 @@ before; q the rank of gates and steps; c the tokens of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any, Literal, get_args
@@ -166,26 +166,23 @@ def placeholder_mixer(structure: RecurrentStructure) -> RecurrentMixer:
 
 def add_recurrent_mixer(builder: ProgramBuilder, structure: RecurrentStructure, y: str, prefix: str) -> str:
     """Add a mixer that reads `y` [B, T, D], and return the name of its result [B, T, D]."""
-    mixer = _MixerBuilder(builder, structure, prefix)
-    with builder.in_part(ModelPart.RECURRENCE):
-        match structure.kind:
-            case "gated_delta":
-                return mixer.gated_delta(y)
-            case "kimi_delta":
-                return mixer.kimi_delta(y)
-            case "mamba2":
-                return mixer.mamba2(y)
-            case "mamba1":
-                return mixer.mamba1(y)
-            case "short_conv":
-                return mixer.short_conv(y)
+    return MixerBuilder(builder, structure, prefix).build(y)
 
 
-class _MixerBuilder:
+class MixerBuilder:
     """Writes one mixer's operations; names begin with `prefix`."""
 
     def __init__(self, builder: ProgramBuilder, structure: RecurrentStructure, prefix: str) -> None:
         self.builder, self.structure, self.prefix = builder, structure, prefix
+
+    def build(self, y: str) -> str:
+        """Add the mixer of the structure, which reads `y` [B, T, D], and return the name of its result [B, T, D]."""
+        mixers: Mapping[RecurrentKind, Callable[[str], str]] = {
+            "gated_delta": self.gated_delta, "kimi_delta": self.kimi_delta, "mamba2": self.mamba2, "mamba1": self.mamba1,
+            "short_conv": self.short_conv,
+        }  # fmt: skip
+        with self.builder.in_part(ModelPart.RECURRENCE):
+            return mixers[self.structure.kind](y)
 
     def gated_delta(self, y: str) -> str:
         keys, heads = ("L", "N"), ("L", "O")
@@ -303,13 +300,16 @@ class _MixerBuilder:
         )
 
     def convolve(self, x: str, edge: str, name: str, channels: Dims, *, activation: bool) -> str:
-        filters = self.weight(f"{name}_conv", ("W", *channels))
-        out = self.tensor(f"{name}_convolved", (*TOKENS, *channels))
-        result = self.builder.add(ShortConvolution((x, filters, edge), (out,)))
+        result = self.convolution(x, self.weight(f"{name}_conv", ("W", *channels)), edge, name)
         if self.structure.conv_bias:
             bias = self.weight(f"{name}_conv.bias", channels)
             result = self.elementwise("add_vector", [result, bias], f"{name}_convolved_biased", channels)
         return self.elementwise("silu", [result], f"{name}_act", channels) if activation else result
+
+    def convolution(self, x: str, filters: str, edge: str, name: str) -> str:
+        """Add a convolution that reads the last rows of the segment before."""
+        out = self.tensor(f"{name}_convolved", self.builder.tensors[x].dims)
+        return self.builder.add(ShortConvolution((x, filters, edge), (out,)))
 
     def step(self, x: str, dims: Dims) -> str:
         """Add the steps of a state space model: softplus(x + bias)."""

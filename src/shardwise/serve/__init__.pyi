@@ -4,6 +4,11 @@ from .formats import WEIGHT_FORMATS as WEIGHT_FORMATS
 from .formats import ServingFormats as ServingFormats
 from .formats import WeightFormat as WeightFormat
 from .formats import get_weight_format as get_weight_format
+from .inference_pass import InferencePass as InferencePass
+from .inference_pass import PassForm as PassForm
+from .inference_pass import PassUnit as PassUnit
+from .inference_pass import SequenceGroup as SequenceGroup
+from .inference_pass import instance_degrees as instance_degrees
 from .legality import require_legal_serving_layout as require_legal_serving_layout
 from .legality import serving_layout_problems as serving_layout_problems
 from .serving_deployment import ServingDeployment as ServingDeployment

@@ -49,7 +49,7 @@ def list_unit_collectives(
     """
     groups = weight_groups(unit, single_device_axes)
     weights = chain.from_iterable(_weight_collectives(unit, group, policy) for group in groups)
-    return (*_with_row_counts(_merge_all_to_alls(_activation_collectives(unit))), *_mean_collectives(unit), *weights)
+    return (*_with_row_counts(merge_all_to_alls(_activation_collectives(unit))), *_mean_collectives(unit), *weights)
 
 
 def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
@@ -96,7 +96,7 @@ def _mean_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
             )  # fmt: skip
 
 
-def _merge_all_to_alls(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:
+def merge_all_to_alls(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:
     """Merge successive AllToAlls of one tensor over two axes into one over both.
 
     A dispatcher sends each row once, and gets it back in the same group.

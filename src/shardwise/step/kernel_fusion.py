@@ -6,19 +6,45 @@ outside and writes what is read elsewhere. Products, attention and lookups are k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import NamedTuple
 
 from shardwise.derive import ComputeStep, ProgramStep, ShardedUnit
 from shardwise.derive.low_precision_products import is_block_product
-from shardwise.model import Contract, Lookup, MatrixFunction, Role, density
-from shardwise.model.operations import RECURRENCE_OPERATIONS, SELECT_OPERATIONS, Scan, ScanGradient
+from shardwise.model import Contract, MatrixFunction, Role, Tensor, density
+from shardwise.model.operations import (
+    CACHED_ATTENTION_OPERATIONS,
+    RECURRENCE_OPERATIONS,
+    SELECT_OPERATIONS,
+    CachedRecurrence,
+    Scan,
+    ScanGradient,
+    SelectSlots,
+)
 from shardwise.model.operations.base import ONCE
 from shardwise.sharding import Spec
 from shardwise.step.instructions import Kernel, KernelShape
-from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols
+from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials
 from shardwise.values.symbolic import FewestElements
 
+# Operations with matrix products, whose FLOPs are counted.
+COUNTED_OPERATIONS = (
+    Contract, MatrixFunction, Scan, ScanGradient, *SELECT_OPERATIONS, *RECURRENCE_OPERATIONS, *CACHED_ATTENTION_OPERATIONS,
+    SelectSlots, CachedRecurrence,
+)  # fmt: skip
+MergePredicate = Callable[[ComputeStep, ComputeStep], bool]
+PlacedSteps = list[tuple[int, ComputeStep]]  # computations that run as one kernel, with their positions
 BATCH_DIMS = ("B", "T")  # tokens: any number of rows, whose last tile is the only one that is not full
+
+
+class FusionScope(NamedTuple):
+    """All that fusion reads of a unit beside its steps: its tensors, the identities of the operations that read each, and the
+    names of those that outlive the pass."""
+
+    tensors: Mapping[str, Tensor]
+    readers: Mapping[str, Set[int]]
+    live_out: Set[str]
 
 
 def list_kernels(unit: ShardedUnit) -> tuple[Kernel, ...]:
@@ -28,42 +54,61 @@ def list_kernels(unit: ShardedUnit) -> tuple[Kernel, ...]:
 
 def fuse_kernels(unit: ShardedUnit) -> dict[str, tuple[tuple[int, Kernel], ...]]:
     """Return the kernels of each phase, each with the position of its last derived step."""
-    readers, live_out = _readers(unit), _live_out_names(unit)
-    return {
-        phase: tuple(
-            (group[-1][0], _fuse_group(unit, phase, [step for _, step in group], readers, live_out))
-            for group in _fusion_groups(steps)
-        )
-        for phase, steps in unit.phases().items()
-    }
+    scope = _scope(unit)
+    return {phase: fuse_steps(phase, steps, scope) for phase, steps in unit.phases().items()}
+
+
+def fuse_steps(
+    phase: str, steps: Iterable[ProgramStep], scope: FusionScope, merges: MergePredicate | None = None
+) -> tuple[tuple[int, Kernel], ...]:
+    """Return the kernels of one phase's steps, each with the position of its last step. Neighbouring products are one kernel
+    where `merges` says so of each pair of them."""
+    groups = _fusion_groups(steps)
+    if merges:
+        groups = _merge_products(groups, merges)
+    return tuple((group[-1][0], _fuse_group(phase, [step for _, step in group], scope)) for group in groups)
+
+
+def _merge_products(groups: Iterable[PlacedSteps], merges: MergePredicate) -> list[PlacedSteps]:
+    merged: list[PlacedSteps] = []
+    for group in groups:
+        if merged and merges(merged[-1][-1][1], group[0][1]):
+            merged[-1] = [*merged[-1], *group]
+        else:
+            merged.append(group)
+    return merged
 
 
 def unfused_kernels(unit: ShardedUnit, phase: str) -> tuple[Kernel, ...]:
     """Return each computation of a phase as a kernel of its own, in order: its cost without fusion."""
-    readers, live_out = _readers(unit), _live_out_names(unit)
+    scope = _scope(unit)
     computed = (step for step in unit.phases()[phase] if isinstance(step, ComputeStep))
-    return tuple(_fuse_group(unit, phase, [step], readers, live_out) for step in computed)
+    return tuple(_fuse_group(phase, [step], scope) for step in computed)
 
 
-def _live_out_names(unit: ShardedUnit) -> set[str]:
-    """Return the names of the tensors that outlive a pass of the unit."""
-    return {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
+def _scope(unit: ShardedUnit) -> FusionScope:
+    live_out = {
+        *unit.saved,
+        *unit.forward.program.outputs,
+        *unit.backward.program.outputs,
+        *unit.update.program.outputs,
+    }
+    return FusionScope(unit.tensors, readers_of(step for steps in unit.phases().values() for step in steps), live_out)
 
 
-def _readers(unit: ShardedUnit) -> dict[str, set[int]]:
+def readers_of(steps: Iterable[ProgramStep]) -> dict[str, set[int]]:
     """Return the identities of the operations that read each tensor."""
     readers: dict[str, set[int]] = {}
-    for steps in unit.phases().values():
-        for step in steps:
-            if isinstance(step, ComputeStep):
-                for name, _ in step.reads:
-                    readers.setdefault(name, set()).add(id(step.operation))
+    for step in steps:
+        if isinstance(step, ComputeStep):
+            for name, _ in step.reads:
+                readers.setdefault(name, set()).add(id(step.operation))
     return readers
 
 
-def _fusion_groups(steps: Iterable[ProgramStep]) -> list[list[tuple[int, ComputeStep]]]:
+def _fusion_groups(steps: Iterable[ProgramStep]) -> list[PlacedSteps]:
     """Group neighbouring elementwise computations, with their positions; a collective on activations ends a group."""
-    groups: list[list[tuple[int, ComputeStep]]] = []
+    groups: list[PlacedSteps] = []
     extends_group = False
     for position, step in enumerate(steps):
         if not isinstance(step, ComputeStep):
@@ -79,34 +124,46 @@ def _fusion_groups(steps: Iterable[ProgramStep]) -> list[list[tuple[int, Compute
     return groups
 
 
-def _fuse_group(
-    unit: ShardedUnit, phase: str, group: list[ComputeStep], readers: Mapping[str, set[int]], live_out: set[str]
-) -> Kernel:
+def _fuse_group(phase: str, group: list[ComputeStep], scope: FusionScope) -> Kernel:
     members = {id(step.operation) for step in group}
     inside = {name for step in group for name in step.operation.outputs}
-    visible = {name for name in inside if name in live_out or readers.get(name, set()) - members}
-    specs: dict[str, Spec] = {}
+    visible = {name for name in inside if name in scope.live_out or scope.readers.get(name, set()) - members}
+    sizes: dict[str, Polynomial] = {}
     for step in group:
-        for name, spec in step.reads:
-            if name not in inside and not (isinstance(step.operation, Lookup) and name == step.operation.inputs[0]):
-                specs[name] = spec
-        for name, spec in step.writes:
+        for (name, _), elements in zip(step.reads, step.operation.read_elements(step.placed), strict=False):
+            if name not in inside:
+                sizes[name] = elements
+        for (name, _), elements in zip(step.writes, step.operation.written_elements(step.placed), strict=True):
             if name in visible or len(group) == 1:
-                specs[name] = spec
+                sizes[name] = elements
     outputs = tuple(name for step in group for name in step.operation.outputs)
     first = group[0].operation
     num_parts = first.num_parts(group[0].placed)
-    product_operands = {name: specs[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
+    product_operands = {name: sizes[name] for name in first.inputs} if is_block_product(first, scope.tensors) else {}
     reads = tuple(dict.fromkeys(name for step in group for name, _ in step.reads if name not in inside))
-    makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
+    makes_gradients = first.kind == "contract" and scope.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
-        phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, group), _by_role(unit, specs, num_parts),
-        _by_role(unit, product_operands), makes_gradients, _kernel_shape(unit, group[0]), tuple(group),
+        phase, first.kind, first.inputs, reads, outputs, _matmul_flops(scope, group), _by_role(scope, sizes, num_parts),
+        _by_role(scope, product_operands), makes_gradients, _group_shape(scope, group), tuple(group),
     )  # fmt: skip
 
 
-def _kernel_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
+def _group_shape(scope: FusionScope, group: Sequence[ComputeStep]) -> KernelShape:
+    """Return the shape of a kernel; the weights of merged products are one matrix with the columns of all."""
+    shape = _kernel_shape(scope, group[0])
+    if group[0].operation.kind != "contract" or len(group) == 1:
+        return shape
+    columns = [_kernel_shape(scope, step).extents[-1] for step in group]
+    return replace(shape, extents=(*shape.extents[:-1], sum_polynomials(columns)))
+
+
+def _kernel_shape(scope: FusionScope, step: ComputeStep) -> KernelShape:
     operation, placed = step.operation, step.placed
+    if isinstance(operation, CACHED_ATTENTION_OPERATIONS):
+        return KernelShape(
+            scores=multiply_symbols(operation.score_symbols(placed)),
+            width=multiply_symbols(_locals(placed.inputs[0], placed.inputs[0].dims[-1:])),
+        )
     if isinstance(operation, (Scan, ScanGradient)):
         q, k = placed.inputs[:2]
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
@@ -115,10 +172,10 @@ def _kernel_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
         contraction = multiply_symbols([FewestElements(operation.rows, operation.columns)])
         scratch = operation.workspace_elements(placed)
         return KernelShape(contraction, scratch_elements=scratch, owned_matrices_only=not operation.is_state)
-    return _product_shape(unit, step) if operation.kind == "contract" else KernelShape()
+    return _product_shape(scope, step) if operation.kind == "contract" else KernelShape()
 
 
-def _product_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
+def _product_shape(scope: FusionScope, step: ComputeStep) -> KernelShape:
     """Return the shape of a product. An expert's group has the expected number of routed rows."""
     (left, right), out = step.placed.inputs, step.placed.outputs[0]
     contracted = [d for d in left.dims if d in right.dims and d not in out.dims]
@@ -128,7 +185,7 @@ def _product_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
     extents = tuple(multiply_symbols(_locals(spec, dims)) for spec, dims in without_batch)
     contraction = multiply_symbols(_locals(left, contracted)) if contracted else ZERO
     named = zip(step.operation.inputs, (left, right), strict=True)
-    routed = next((spec for name, spec in named if unit.tensors[name].role is Role.ROUTED), None)
+    routed = next((spec for name, spec in named if scope.tensors[name].role is Role.ROUTED), None)
     if routed is None:
         return KernelShape(contraction, extents)
     row_dims = [d for d in routed.dims[:-1] if d != "E"]
@@ -140,21 +197,22 @@ def _locals(spec: Spec, dims: Iterable[str]) -> list[LocalDim]:
     return [LocalDim(d, spec.axes_of(d)) for d in dims]
 
 
-def _matmul_flops(unit: ShardedUnit, group: list[ComputeStep]) -> Polynomial:
+def _matmul_flops(scope: FusionScope, group: list[ComputeStep]) -> Polynomial:
     """Return the FLOPs of products and attention; of routed tokens only the expected rows count."""
     total = ZERO
     for step in group:
-        if isinstance(
-            step.operation, (Contract, MatrixFunction, Scan, ScanGradient, *SELECT_OPERATIONS, *RECURRENCE_OPERATIONS)
-        ):
-            routed = Role.ROUTED in {unit.tensors[name].role for name, _ in step.reads}
+        if isinstance(step.operation, COUNTED_OPERATIONS):
+            routed = Role.ROUTED in {scope.tensors[name].role for name, _ in step.reads}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
     return total
 
 
-def _by_role(unit: ShardedUnit, specs: Mapping[str, Spec], num_parts: Polynomial = ONCE) -> dict[Role, Polynomial]:
+def _by_role(
+    scope: FusionScope, sizes: Mapping[str, Polynomial], num_parts: Polynomial = ONCE
+) -> dict[Role, Polynomial]:
     elements: dict[Role, Polynomial] = {}
-    for name, spec in specs.items():
-        role = unit.tensors[name].role
-        elements[role] = elements.get(role, ZERO) + spec.local_elements() * density(role)
+    for name, size in sizes.items():
+        if size:  # nothing is read of tensors whose rows are picked out
+            role = scope.tensors[name].role
+            elements[role] = elements.get(role, ZERO) + size * density(role)
     return elements if num_parts is ONCE else {role: number * num_parts for role, number in elements.items()}

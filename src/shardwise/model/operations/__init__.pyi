@@ -2,6 +2,17 @@ from .base import Carry as Carry
 from .base import Dims as Dims
 from .base import Operation as Operation
 from .base import OperationSharding as OperationSharding
+from .cached_tokens import CACHED_ATTENTION_OPERATIONS as CACHED_ATTENTION_OPERATIONS
+from .cached_tokens import SLOTS as SLOTS
+from .cached_tokens import SPAN as SPAN
+from .cached_tokens import AddVectorOnce as AddVectorOnce
+from .cached_tokens import AppendToCache as AppendToCache
+from .cached_tokens import CachedAttention as CachedAttention
+from .cached_tokens import CachedConvolution as CachedConvolution
+from .cached_tokens import CachedRecurrence as CachedRecurrence
+from .cached_tokens import LatentAttention as LatentAttention
+from .cached_tokens import PickTokens as PickTokens
+from .cached_tokens import SelectSlots as SelectSlots
 from .elementwise_and_indexing import Accumulate as Accumulate
 from .elementwise_and_indexing import Concatenate as Concatenate
 from .elementwise_and_indexing import ConcatenateGradient as ConcatenateGradient

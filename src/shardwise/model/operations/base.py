@@ -13,7 +13,18 @@ from shardwise.values import Polynomial, constant
 Dims = tuple[str, ...]
 ONCE = constant(1.0)
 OperationKind = Literal[
-    "contract", "map", "lookup", "scatter", "scan", "select", "recurrence", "route", "carry", "of_matrix"
+    "contract",
+    "map",
+    "lookup",
+    "scatter",
+    "scan",
+    "select",
+    "recurrence",
+    "route",
+    "carry",
+    "of_matrix",
+    "append",
+    "cached_attention",
 ]
 
 
@@ -64,6 +75,15 @@ class Operation(ABC):
     def flops(self, sharding: OperationSharding) -> Polynomial:
         """Return the floating-point operations on one device."""
         return Polynomial()
+
+    def read_elements(self, sharding: OperationSharding) -> tuple[Polynomial, ...]:
+        """Return the elements that one device reads of each operand: all that it has, but for rows that are picked out."""
+        return tuple(spec.local_elements() for spec in sharding.inputs)
+
+    def written_elements(self, sharding: OperationSharding) -> tuple[Polynomial, ...]:
+        """Return the elements that one device writes of each result: all that it has, but for results that are changed in
+        place."""
+        return tuple(spec.local_elements() for spec in sharding.outputs)
 
     def num_parts(self, sharding: OperationSharding) -> Polynomial:
         """Return how often the operation runs on one device: once, or not at all where devices have nothing to hand on."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationKind, OperationSharding
 from shardwise.sharding import Spec
-from shardwise.values import LocalDim, Polynomial, multiply_symbols
+from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,9 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     # The same values resting elsewhere: its gradient is a tensor of its own, which rests where the operand does
     "handover": ElementwiseFunction((FunctionGradient("handover", ()),), linear=(0,)),
     "combine": ElementwiseFunction(
-        (FunctionGradient("combine_dgates", (1,)), FunctionGradient("combine_dx", (0,))), flops_per_element=2
+        (FunctionGradient("combine_dgates", (1,)), FunctionGradient("combine_dx", (0,))),
+        linear=(1,),
+        flops_per_element=2,
     ),
     # A shared expert's result times the sigmoid of one logit of each token (Qwen team 2024, Qwen1.5-MoE)
     "sigmoid_gate": ElementwiseFunction(
@@ -190,8 +192,9 @@ class Map(Operation):
     ) -> OperationSharding:
         if self._adds_aligned_partial_sums(specs):
             return OperationSharding(tuple(specs), (specs[0],))
-        if len(specs) == 1 or self._passes_partial_sum(specs, fixed):
-            anchor = specs[0]
+        partial_operand = next((position for position in self._linear_inputs() if specs[position].partial), None)
+        if len(specs) == 1 or partial_operand is not None:
+            anchor = specs[partial_operand or 0]
         else:
             movable = [s for s, name in zip(specs, self.inputs, strict=True) if not s.partial and not fixed(name)]
             anchor = max(movable or specs, key=lambda spec: len(spec.dims))
@@ -207,9 +210,6 @@ class Map(Operation):
         if self.function in LINEAR_IN_FIRST_INPUT:
             return (0,)
         return FUNCTIONS[self.function].linear if self.function in FUNCTIONS else ()
-
-    def _passes_partial_sum(self, specs: Sequence[Spec], fixed: Callable[[str], bool]) -> bool:
-        return 0 in self._linear_inputs() and bool(specs[0].partial)
 
     def _adds_aligned_partial_sums(self, specs: Sequence[Spec]) -> bool:
         """Return whether the function adds partial sums of one spec: their sum is reduced once, where it has to be."""
@@ -330,6 +330,10 @@ class Lookup(Operation):
         out = dims[self.outputs[0]]
         split = {d: index.axes_of(d) if d in index.dims else table.axes_of(d) for d in out}
         return OperationSharding((table, index), (Spec.of(out, split, dim_axes),))
+
+    def read_elements(self, sharding: OperationSharding) -> tuple[Polynomial, ...]:
+        """Return the elements of the index alone: the rows that are read of the table are as many as the result's."""
+        return ZERO, sharding.inputs[1].local_elements()
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         table, index = self.inputs
