@@ -1,5 +1,10 @@
 from .configuration_table import ConfigurationTable as ConfigurationTable
 from .configuration_table import TableEstimate as TableEstimate
+from .engines import ServingEngine as ServingEngine
+from .engines import get_serving_engine as get_serving_engine
+from .engines import serving_engine_names as serving_engine_names
+from .estimate import estimate_serving as estimate_serving
+from .estimate import estimate_table as estimate_table
 from .formats import WEIGHT_FORMATS as WEIGHT_FORMATS
 from .formats import ServingFormats as ServingFormats
 from .formats import WeightFormat as WeightFormat

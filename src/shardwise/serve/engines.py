@@ -1,0 +1,127 @@
+"""Serving engines: what they run, the limits that they start with, and how they share out memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from shardwise.model import Architecture
+from shardwise.serve.serving_constants import (
+    ReleaseFactor,
+    ServingConstants,
+    constants_file,
+    load_constants,
+    release_factors,
+)
+from shardwise.serve.serving_layout import ServingLayout
+from shardwise.serve.serving_problem import BatchLimits
+from shardwise.values import did_you_mean, lookup, raise_problems
+
+MemoryRule = Literal["of total", "of free", "static"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingEngine:
+    """An engine at a release, with its defaults.
+
+    `memory_rule`: its fraction is of the device's memory, less weights and the largest pass ("of total", vLLM), of what these
+    leave ("of free", TensorRT-LLM), or of the memory for weights and cache ("static", SGLang). `degrees` are the parallel
+    degrees that it has beside tp and replicas. `fuses_chunks`: chunks of inputs share passes with decoding sequences.
+    """
+
+    name: str
+    title: str
+    release: str | None
+    memory_rule: MemoryRule
+    memory_fraction: float
+    max_num_seqs: int
+    max_batched_tokens: int
+    fuses_chunks: bool
+    degrees: tuple[str, ...]
+    source: str
+
+    @property
+    def constants(self) -> ServingConstants:
+        """Constants of the engine, of all its releases."""
+        return load_constants(self.name)
+
+    def batch_limits(self, limits: BatchLimits) -> BatchLimits:
+        """Return limits with the engine's defaults where none are set."""
+        return replace(
+            limits, max_num_seqs=limits.max_num_seqs or self.max_num_seqs,
+            max_batched_tokens=limits.max_batched_tokens or self.max_batched_tokens,
+            memory_fraction=limits.memory_fraction or self.memory_fraction,
+        )  # fmt: skip
+
+    def layout_problems(self, architecture: Architecture, layout: ServingLayout) -> list[str]:
+        """Return a sentence for each degree of a layout that the engine does not have."""
+        problems = [
+            f"layout: {name} is {getattr(layout, name)}; {self.title} does not have it, so {name}=1 is required"
+            for name in ("attention_dp", "pp", "cp", "ep")
+            if getattr(layout, name) > 1 and name not in self.degrees
+        ]
+        if layout.ep > 1 and layout.expert_tp_degree > 1 and "expert_tp" not in self.degrees:
+            problems.append(
+                f"layout: expert_tp is {layout.expert_tp_degree}; {self.title} splits experts by expert or each of them, so "
+                f"ep={layout.tp * layout.attention_dp} is required"
+            )
+        return problems
+
+    def release_factor(self, chip: str, weights: str) -> ReleaseFactor:
+        """Return the factor of the release on a chip with experts or weights of a format: the most specific that was measured."""
+        factors = [factor for factor in release_factors(self.name) if factor.release == self.release]
+        for key in ((chip, weights), (None, None)):
+            match = next((factor for factor in factors if (factor.chip, factor.weights) == key), None)
+            if match is not None:
+                return match
+        return ReleaseFactor(engine=self.name, release=self.release or "")
+
+
+@cache
+def serving_engines() -> Mapping[str, ServingEngine]:
+    """Return the engines by name, at their newest release with constants."""
+    return {
+        name: ServingEngine(
+            name=name, degrees=tuple(table["degrees"]),
+            **{key: table[key] for key in ENGINE_KEYS},
+        )
+        for name, table in constants_file()["engines"].items()
+    }  # fmt: skip
+
+
+ENGINE_KEYS = (
+    "title", "release", "memory_rule", "memory_fraction", "max_num_seqs", "max_batched_tokens", "fuses_chunks", "source",
+)  # fmt: skip
+
+
+def serving_engine_names() -> tuple[str, ...]:
+    """Return the names of the engines.
+
+    >>> serving_engine_names()
+    ('vllm', 'sglang', 'trtllm')
+    """
+    return tuple(serving_engines())
+
+
+def get_serving_engine(name: str, release: str | None = None) -> ServingEngine:
+    """Return an engine by name, at a release (None: the newest with constants).
+
+    Raises `InputError` for an unknown engine, and for a release of which nothing was measured.
+
+    >>> get_serving_engine("vllm").memory_rule
+    'of total'
+    """
+    engine = lookup(serving_engines(), name, "serving engine")
+    if release is None:
+        return engine
+    releases = tuple(dict.fromkeys(factor.release for factor in release_factors(name)))
+    if release not in releases:
+        raise_problems(
+            [
+                f"release: found {release!r}{did_you_mean(release, releases)}; of {engine.title} "
+                f"{', '.join(releases) or 'none'} were measured: leave it out for {engine.release}"
+            ]
+        )
+    return replace(engine, release=release)

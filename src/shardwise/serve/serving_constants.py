@@ -1,0 +1,122 @@
+"""Constants that passes are priced with: shares of a chip's peaks, latencies of launches and collectives, an engine's host times.
+
+They are of all engines, or of one; `engines.toml` has each with what it rests on. A release differs from its engine by a factor
+on its passes and one on its first tokens (`ReleaseFactor`), drawn towards 1 by how little was measured of it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any
+
+CONSTANTS_FILE = "engines.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConstants:
+    """Constants of one engine.
+
+    Shares of the memory's bandwidth: `weight_share` of matrices, `expert_share` of experts, `cache_share` of keys and values.
+    Shares of the peak: `decode_share` of products and `decode_attention_share` in decode passes, `prompt_share`,
+    `expert_prompt_share` and `prompt_attention_share` where a pass has a chunk of an input. Factors on reading and computing:
+    `fp4_factor` of fp4 matrices, `fp4_expert_factor`, `int4_expert_factor` and `fp8_expert_factor` of experts. `routing_skew`:
+    share of tokens whose experts count as chosen independently; `expert_imbalance`: the busiest device's tokens over the mean,
+    where experts are split by expert.
+
+    A launch takes `kernel_s` times `launch_factor` of the chip; the numbers of launches of a layer are scaled by
+    `latent_kernels`, `indexer_kernels`, `expert_kernels`, `fp4_expert_kernels`, `recurrence_kernels` and, for casts before
+    narrow products, `cast_kernels`. Passes with a chunk are launched without a captured graph: `eager_layer_s` a layer at
+    least. An all-reduce takes `reduce_hop_s` for each doubling of devices, an exchange with experts `exchange_s`, both
+    `link_share` of the link's rate. The host takes `pass_host_s` between passes and `sequence_host_s` for each running
+    sequence.
+
+    First tokens: `request_s` before the engine sees a request, `wait_passes` passes until it is scheduled, `prompt_factor` times
+    the chunks' seconds, and those of others before it: `queue_factor` times running sequences to the power `queue_exponent`;
+    `request_host_s` of the server for each running sequence. `memory_fraction`: the engine's share of memory as it was started in
+    the published runs, `capacity_margin` on the requests that the cache holds. `acceptance` of one drafted token.
+    """
+
+    weight_share: float
+    expert_share: float
+    cache_share: float
+    decode_share: float
+    decode_attention_share: float
+    prompt_share: float
+    expert_prompt_share: float
+    prompt_attention_share: float
+    fp4_factor: float
+    fp4_expert_factor: float
+    int4_expert_factor: float
+    fp8_expert_factor: float
+    routing_skew: float
+    expert_imbalance: float
+    latent_kernels: float
+    indexer_kernels: float
+    expert_kernels: float
+    fp4_expert_kernels: float
+    recurrence_kernels: float
+    cast_kernels: float
+    hopper_launch_factor: float
+    reduce_hop_s: float
+    exchange_s: float
+    link_share: float
+    kernel_s: float
+    pass_host_s: float
+    sequence_host_s: float
+    eager_layer_s: float
+    request_s: float
+    wait_passes: float
+    prompt_factor: float
+    queue_factor: float
+    queue_exponent: float
+    request_host_s: float
+    memory_fraction: float
+    capacity_margin: float
+    acceptance: float
+
+
+CONSTANT_NAMES = tuple(field.name for field in fields(ServingConstants))
+ENGINE_CONSTANTS = (  # of each engine by itself; the others are of all engines
+    "kernel_s", "pass_host_s", "sequence_host_s", "eager_layer_s", "request_s", "wait_passes", "prompt_factor", "queue_factor",
+    "memory_fraction",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseFactor:
+    """Factors of one release of an engine: of one chip and format of experts (or weights) where `chip` and `weights` say so."""
+
+    engine: str
+    release: str
+    chip: str | None = None
+    weights: str | None = None
+    pass_factor: float = 1.0
+    first_token_factor: float = 1.0
+    num_rows: int = 0
+
+
+@cache
+def constants_file() -> Mapping[str, Any]:
+    """Return the tables of `engines.toml`."""
+    text = resources.files(__package__ or "").joinpath(CONSTANTS_FILE).read_text()
+    return tomllib.loads(text)
+
+
+@cache
+def load_constants(engine: str) -> ServingConstants:
+    """Return the constants of an engine by name."""
+    tables = constants_file()
+    shared, of_engine = tables["constants"], tables["engines"][engine]["constants"]
+    return ServingConstants(
+        **{name: (of_engine if name in ENGINE_CONSTANTS else shared)[name]["value"] for name in CONSTANT_NAMES}
+    )
+
+
+@cache
+def release_factors(engine: str) -> tuple[ReleaseFactor, ...]:
+    """Return the factors of all releases of an engine that were measured."""
+    return tuple(ReleaseFactor(**row) for row in constants_file().get("releases", ()) if row["engine"] == engine)

@@ -1,0 +1,127 @@
+"""Estimates of single layouts and of tables: what they have in common, workloads by concurrency and by rate, refusals."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.serve import (
+    BatchLimits,
+    ConfigurationTable,
+    ServingFormats,
+    ServingLayout,
+    ServingProblem,
+    Workload,
+    estimate_serving,
+    estimate_table,
+)
+from shardwise.serve.steady_state import latency_within, queueing_seconds
+from shardwise.values import InputError
+
+
+def problem_of(model="llama-3.3-70b", cluster="h100:8", engine="vllm", weights="fp8", **workload):
+    return ServingProblem(
+        architecture=sw.load_model(model), cluster=sw.load_cluster(cluster), engine=engine,
+        formats=ServingFormats(weights=weights), workload=Workload(**{"isl": 2000, "osl": 500, **workload}),
+    )  # fmt: skip
+
+
+def test_table_and_single_layout_agree():
+    problem = problem_of(concurrency=32.0)
+    layouts = [ServingLayout(tp=tp, replicas=8 // tp) for tp in (2, 4, 8)]
+    table = ConfigurationTable.of(layouts, [32.0] * 3, [8192] * 3)
+    estimates = estimate_table(problem, table)
+    for row, layout in enumerate(layouts):
+        single = estimate_serving(problem, layout)
+        assert single.tpot_s.value == pytest.approx(estimates.tpot_s[row], rel=1e-12)
+        assert single.ttft_s.value == pytest.approx(estimates.ttft_s[row], rel=1e-12)
+        assert single.tokens_per_s_per_device.value == pytest.approx(estimates.tokens_per_s_per_device[row], rel=1e-12)
+        assert single.memory.largest_batch == int(estimates.largest_batch[row])
+
+
+def test_terms_add_up():
+    estimate = estimate_serving(problem_of("deepseek-v3", "h200:8", "sglang", concurrency=16.0), ServingLayout(tp=8))
+    assert sum(estimate.decode_terms.values()) == pytest.approx(estimate.decode_pass_s, rel=1e-9)
+    assert sum(estimate.prefill_terms.values()) == pytest.approx(estimate.prefill_s, rel=1e-9)
+    assert estimate.bound == max(estimate.decode_terms, key=estimate.decode_terms.get)
+
+
+def test_a_pass_takes_longer_than_reading_the_weights():
+    estimate = estimate_serving(problem_of(concurrency=1.0), ServingLayout(tp=4))
+    read_s = estimate.memory.weight_bytes / sw.load_cluster("h100:8").chip.memory_bytes_per_s
+    assert read_s < estimate.tpot_s.value < 3 * read_s
+
+
+def test_rate_obeys_littles_law():
+    estimate = estimate_serving(problem_of(rate_per_s=2.0), ServingLayout(tp=8))
+    assert estimate.requests_per_s == 2.0
+    assert estimate.concurrency == pytest.approx(2.0 * estimate.request_s, rel=1e-9)
+    assert estimate.running == pytest.approx(max(2.0 * 500 * estimate.tpot_s.value, 1.0), rel=0.1)
+
+
+def test_latency_rises_with_the_rate():
+    rates = (0.5, 1.0, 2.0, 4.0)
+    estimates = [estimate_serving(problem_of(rate_per_s=rate), ServingLayout(tp=8)) for rate in rates]
+    for quantity in ("ttft_s", "tpot_s"):
+        values = [getattr(estimate, quantity).value for estimate in estimates]
+        assert values == sorted(values)
+
+
+def test_rate_above_what_the_layout_serves():
+    with pytest.raises(InputError, match="serves at most .* requests/s"):
+        estimate_serving(problem_of(rate_per_s=1000.0), ServingLayout(tp=8))
+
+
+def test_layout_that_the_engine_lacks():
+    with pytest.raises(InputError, match="cp is 2; vLLM does not have it"):
+        estimate_serving(problem_of(concurrency=1.0), ServingLayout(tp=4, cp=2))
+
+
+def test_more_devices_than_the_cluster_has():
+    with pytest.raises(InputError, match="takes 16 devices; at most the 8"):
+        estimate_serving(problem_of(concurrency=1.0), ServingLayout(tp=8, replicas=2))
+
+
+def test_unknown_release_names_those_measured():
+    problem = ServingProblem(
+        architecture=sw.load_model("llama-3.1-8b"), cluster=sw.load_cluster("h100:1"),
+        workload=Workload(isl=10, osl=10, concurrency=1), release="0.0.1",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="release: found '0.0.1'"):
+        estimate_serving(problem, ServingLayout())
+
+
+@pytest.mark.parametrize("cluster", ["tpu-v5p:2x2x1", "mi300x:8", "a100-80gb:8"])
+def test_chips_without_measurements_are_priced_and_marked(cluster):
+    estimate = estimate_serving(
+        problem_of("llama-3.1-8b", cluster, weights="bf16", concurrency=8.0), ServingLayout(tp=2)
+    )
+    measured = estimate_serving(
+        problem_of("llama-3.1-8b", "h100:8", weights="bf16", concurrency=8.0), ServingLayout(tp=2)
+    )
+    assert not estimate.is_measured
+    assert measured.is_measured
+    assert any("nothing measured" in note for note in estimate.notes)
+    assert estimate.tpot_s.high / estimate.tpot_s.value > measured.tpot_s.high / measured.tpot_s.value
+
+
+def test_drafted_tokens_shorten_tpot_at_low_load():
+    problem = problem_of("deepseek-v3", "h200:8", "sglang", concurrency=1.0)
+    drafting = BatchLimits(mtp_tokens=3, acceptance=0.7)
+    plain, faster = (
+        estimate_serving(p, ServingLayout(tp=8)).tpot_s.value
+        for p in (problem, dataclasses.replace(problem, batch_limits=drafting))
+    )
+    assert plain / (1 + 0.7 + 0.7**2 + 0.7**3) < faster < plain
+
+
+def test_queue_with_service_of_one_length():
+    # M/D/1 at half load waits half a service; Pollaczek and Khinchine.
+    assert queueing_seconds(np.array([5.0]), np.array([0.1]))[0] == pytest.approx(0.05)
+
+
+def test_limits_are_kept_with_a_margin():
+    values, low, high = np.array([0.9, 0.99]), np.array([0.6, 0.6]), np.array([1.2, 1.2])
+    assert latency_within(1.0, values, low, high).tolist() == [False, False]
+    assert latency_within(None, values, low, high).all()
