@@ -69,7 +69,7 @@ def test_latency_rises_with_the_rate():
 
 
 def test_rate_above_what_the_layout_serves():
-    with pytest.raises(InputError, match="serves at most .* requests/s"):
+    with pytest.raises(InputError, match=r"serves at most .* requests/s"):
         estimate_serving(problem_of(rate_per_s=1000.0), ServingLayout(tp=8))
 
 
@@ -88,7 +88,7 @@ def test_unknown_release_names_those_measured():
         architecture=sw.load_model("llama-3.1-8b"), cluster=sw.load_cluster("h100:1"),
         workload=Workload(isl=10, osl=10, concurrency=1), release="0.0.1",
     )  # fmt: skip
-    with pytest.raises(InputError, match="release: found '0.0.1'"):
+    with pytest.raises(InputError, match=r"release: found '0\.0\.1'"):
         estimate_serving(problem, ServingLayout())
 
 
