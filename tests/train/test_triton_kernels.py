@@ -15,14 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.run.data.batches import IGNORE_INDEX
-from shardwise.run.kernels import device_dispatch
+from shardwise.run.kernels import device_dispatch, experts
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy
 from shardwise.run.kernels.cross_entropy import cross_entropy as dispatched_cross_entropy
 from shardwise.run.kernels.elementwise import FUNCTIONS, gated_gradients
+from shardwise.run.kernels.experts import Routing, route_tokens
 from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
 from shardwise.run.kernels.positions_and_masks import rotate as dispatched_rotate
 from shardwise.run.kernels.quantization import quantize_matrix
-from shardwise.run.triton_kernels import casts, cross_entropy, gated_activation, norms, rotary, traffic
+from shardwise.run.triton_kernels import (
+    casts,
+    cross_entropy,
+    expert_permutation,
+    gated_activation,
+    norms,
+    rotary,
+    traffic,
+)
 from shardwise.run.triton_kernels.interpreter_counts import counted_traffic
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.quantization import SCALINGS, WHOLE_MATRIX, ScaleKind
@@ -226,6 +235,35 @@ def test_products_of_cast_operands(scaling: str, dtype: torch.dtype) -> None:
             assert torch.equal(computed.double(), rounded.double())
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("capacity_factor", [None, 0.5])
+@pytest.mark.parametrize("width", [5, 300, 2500])
+@pytest.mark.usefixtures("on_triton")
+def test_rows_of_experts_and_back(width: int, capacity_factor: float | None, dtype: torch.dtype) -> None:
+    """Three of five experts for each of 14 tokens; with a capacity some choices are dropped, and their gates get no gradient."""
+    routing = route_tokens(
+        random(2, 7, 5), 3, torch.zeros(5, device=DEVICE), normalised=True, capacity_factor=capacity_factor
+    )
+    rows, dy = random(routing.num_rows, width, seed=1, dtype=dtype), random(2, 7, width, seed=2, dtype=dtype)
+    leaves = rows.double().requires_grad_(), routing.gates.double().requires_grad_()
+    tokens = dispatched_rows(leaves[0], routing)
+    combined = torch.einsum("nkd,nk->nd", tokens, leaves[1]).view(2, 7, width)
+    drows, dgates = torch.autograd.grad(combined, leaves, dy.double())
+    assert_near(experts.combine(routing, rows), combined.detach(), ROUNDING[dtype])
+    assert_near(experts.combine_dgates(dy, rows, routing), dgates, FP32)
+    assert_near(experts.combine_dx(dy, routing), drows, ROUNDING[dtype])
+    assert_near(experts.dispatch_dx(rows, routing), tokens.detach().sum(dim=1).view(2, 7, width), ROUNDING[dtype])
+    assert routing.dropped == (capacity_factor is not None)
+
+
+def dispatched_rows(rows: Tensor, routing: Routing) -> Tensor:
+    """Return the row of each pair [N, k, D] by a loop over rows, 0 for dropped ones."""
+    pairs = [torch.zeros_like(rows[0]) for _ in range(routing.gates.numel())]
+    for row, pair in enumerate(routing.order.tolist()):
+        pairs[pair] = rows[row]
+    return torch.stack(pairs).view(*routing.gates.shape, -1)
+
+
 def test_counted_traffic_is_the_closed_form() -> None:
     """Loads and stores of the interpreter, in bytes: of logits, activations, heads, rows and casts."""
     logits, targets = random(6, 5003, dtype=torch.bfloat16), torch.full((6,), 7)
@@ -255,6 +293,19 @@ def test_counted_traffic_is_the_closed_form() -> None:
             with counted_traffic() as counted:
                 norms.norm_backward(x, total, weight, (mean, inverse), residual, needs_weight=True)
             assert counted == traffic.norm_backward_traffic(5, 100, 4, **kind, num_programs=2)
+    rows, dy, gates = random(11, 2500), random(4, 2500, seed=1), random(4, 3, seed=2)
+    pairs = torch.randperm(12, generator=torch.Generator().manual_seed(0)).view(4, 3)  # one of twelve is dropped
+    sizes = (4, 3, 1, 2500, 4)
+    for has_gates in (False, True):
+        with counted_traffic() as counted:
+            expert_permutation.gathered_sum(rows, pairs, gates if has_gates else None)
+        assert counted == traffic.gathered_sum_traffic(*sizes, num_blocks=2, has_gates=has_gates)
+    with counted_traffic() as counted:
+        expert_permutation.gate_gradient(dy, rows, pairs)
+    assert counted == traffic.gate_gradient_traffic(*sizes, num_blocks=2)
+    with counted_traffic() as counted:
+        expert_permutation.row_gradient(dy, gates, torch.arange(11))
+    assert counted == traffic.row_gradient_traffic(11, 2500, 4)
     with counted_traffic() as counted:
         casts.cast_rows(x, torch.float8_e4m3fn, power_of_two=False)
     assert counted == traffic.cast_rows_traffic(5, 100, 4)
@@ -270,7 +321,8 @@ def test_all_kernels_compile_without_spills() -> None:
     assert {kernel["kernel"] for kernel in kernels} == {
         "cross_entropy_kernel", "row_maximum_kernel", "row_sum_exp_kernel", "vocab_parallel_gradient_kernel",
         "gated_forward_kernel", "gated_backward_kernel", "rotate_kernel", "norm_forward_kernel", "norm_backward_kernel",
-        "cast_rows_kernel", "amax_kernel", "cast_matrix_kernel",
+        "cast_rows_kernel", "amax_kernel", "cast_matrix_kernel", "gathered_sum_kernel", "gate_gradient_kernel",
+        "row_gradient_kernel",
     }  # fmt: skip
     assert [kernel for kernel in kernels if kernel["spilled_bytes"]] == []
     assert max(kernel["registers"] for kernel in kernels) <= 128, "at least four blocks of 128 threads a multiprocessor"

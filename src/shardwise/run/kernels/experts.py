@@ -20,7 +20,7 @@ from torch import Tensor
 from shardwise.model import DEFAULT_NUMERICS, Gating
 from shardwise.model.numerics import SOFTMAX
 from shardwise.run.kernels import device_dispatch
-from shardwise.run.kernels.device_dispatch import at_least_fp32, on_host
+from shardwise.run.kernels.device_dispatch import at_least_fp32, has_triton, on_host
 from shardwise.run.kernels.matmul import QuantizedMatmul
 
 Number = TypeVar("Number", float, Tensor)
@@ -83,6 +83,11 @@ class Routing(ExpertRows):
         """Scores divided by their sum, which a balance loss evens out (DeepSeek-AI 2024, DeepSeek-V3, eq. 17 to 20)."""
         return self.scores if self.gating.scores == SOFTMAX else self.scores / self.scores.sum(dim=-1, keepdim=True)
 
+    @property
+    def row_of_pair(self) -> Tensor:
+        """Row of each token's choices [N, k], R for those that are dropped."""
+        return self.inverse_order.view(-1, self.num_chosen)
+
     def by_token(self, rows: Tensor) -> Tensor:
         """Return the rows [R, D] of each token as [N, k, D], with 0 for dropped ones."""
         return torch.unflatten(self._with_dropped(rows).index_select(0, self.inverse_order), 0, (-1, self.num_chosen))
@@ -90,10 +95,7 @@ class Routing(ExpertRows):
     def by_choice(self, rows: Tensor) -> Iterator[Tensor]:
         """Yield, choice by choice, the row of each token [N, D], which takes 1/k of the memory of `by_token`."""
         padded = self._with_dropped(rows)
-        yield from (
-            padded.index_select(0, row_indices)
-            for row_indices in self.inverse_order.view(-1, self.num_chosen).unbind(1)
-        )
+        yield from (padded.index_select(0, row_indices) for row_indices in self.row_of_pair.unbind(1))
 
     def _with_dropped(self, rows: Tensor) -> Tensor:
         return torch.cat([rows, rows.new_zeros(1, rows.shape[1])]) if self.dropped else rows
@@ -201,11 +203,21 @@ def dispatch(y: Tensor, routing: Routing) -> Tensor:
 
 def dispatch_dx(drows: Tensor, routing: Routing) -> Tensor:
     """Add up the gradients of the rows of each token, in one order on any device."""
+    if has_triton(drows):
+        from shardwise.run.triton_kernels import expert_permutation
+
+        total = expert_permutation.gathered_sum(drows, routing.row_of_pair, None)
+        return total.view(*routing.shape, drows.shape[-1])
     return routing.by_token(drows).sum(dim=1).view(*routing.shape, drows.shape[-1])
 
 
 def combine(routing: Routing, rows: Tensor) -> Tensor:
     """Return the results of each token's experts, weighted by its gates."""
+    if has_triton(rows, routing.gates):
+        from shardwise.run.triton_kernels import expert_permutation
+
+        combined = expert_permutation.gathered_sum(rows, routing.row_of_pair, routing.gates)
+        return combined.view(*routing.shape, rows.shape[-1])
     total = torch.zeros(len(routing.gates), rows.shape[-1], dtype=routing.gates.dtype, device=rows.device)
     for gates, chosen in zip(routing.gates.unbind(-1), routing.by_choice(rows), strict=True):
         total.addcmul_(gates[:, None], chosen)
@@ -214,6 +226,10 @@ def combine(routing: Routing, rows: Tensor) -> Tensor:
 
 def combine_dgates(dy: Tensor, rows: Tensor, routing: Routing) -> Tensor:
     """Return the gradient of the gates [N, k]."""
+    if has_triton(dy, rows):
+        from shardwise.run.triton_kernels import expert_permutation
+
+        return expert_permutation.gate_gradient(dy.flatten(0, -2), rows, routing.row_of_pair)
     wide = dy.flatten(0, -2).to(routing.gates.dtype)
     dgates = [torch.linalg.vecdot(wide, chosen.to(wide.dtype)) for chosen in routing.by_choice(rows)]
     return torch.stack(dgates, dim=-1)
@@ -221,6 +237,10 @@ def combine_dgates(dy: Tensor, rows: Tensor, routing: Routing) -> Tensor:
 
 def combine_dx(dy: Tensor, routing: Routing) -> Tensor:
     """Return the gradient of the experts' results."""
+    if has_triton(dy, routing.gates):
+        from shardwise.run.triton_kernels import expert_permutation
+
+        return expert_permutation.row_gradient(dy.flatten(0, -2), routing.gates, routing.order)
     drows = (routing.gates[..., None] * dy.flatten(0, -2)[:, None]).to(dy.dtype)
     return drows.flatten(0, 1).index_select(0, routing.order)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from shardwise.run.triton_kernels import casts, cross_entropy, gated_activation, norms, rotary
+from shardwise.run.triton_kernels import casts, cross_entropy, expert_permutation, gated_activation, norms, rotary
 from shardwise.run.triton_kernels.kernel_resources import KernelResources
 from shardwise.values.input_texts import parse_integer
 
@@ -75,6 +75,8 @@ def example_launches() -> list[Launch]:
     hidden, weight, matrix = meta(1, tokens, width), meta(width), meta(tokens, width)
     statistics = meta(tokens, 1, dtype=torch.float32), meta(tokens, 1, dtype=torch.float32)
     angles = meta(tokens, 64), meta(tokens, 64)
+    pairs, gates = meta(tokens, 8, dtype=torch.int64), meta(tokens, 8, dtype=torch.float32)
+    expert_rows = meta(8 * tokens, width)
     calls: list[Callable[[], object]] = [
         *(
             lambda cap=cap: cross_entropy.cross_entropy(
@@ -112,6 +114,10 @@ def example_launches() -> list[Launch]:
             for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
         ),
         lambda: casts.cast_matrix(matrix, torch.float8_e4m3fn),
+        lambda: expert_permutation.gathered_sum(expert_rows, pairs, gates),
+        lambda: expert_permutation.gathered_sum(expert_rows, pairs, None),
+        lambda: expert_permutation.gate_gradient(matrix, expert_rows, pairs),
+        lambda: expert_permutation.row_gradient(matrix, gates, pairs.flatten()),
     ]
     with recorded_launches() as launches:
         for call in calls:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STATISTIC_BYTES, TARGET_BYTES = 4, 8  # float32; int64
+STATISTIC_BYTES, TARGET_BYTES, INDEX_BYTES = 4, 8, 8  # float32; int64
 
 
 @dataclass(slots=True)
@@ -63,3 +63,27 @@ def norm_backward_traffic(
 def cast_rows_traffic(num_rows: int, num_columns: int, itemsize: int) -> Traffic:
     """Return the traffic of a cast to FP8 with a scale for each row: two reads, and a byte for each element."""
     return Traffic(2 * num_rows * num_columns * itemsize, num_rows * (num_columns + STATISTIC_BYTES))
+
+
+def gathered_sum_traffic(
+    num_tokens: int, num_chosen: int, num_dropped: int, width: int, itemsize: int, *, num_blocks: int, has_gates: bool
+) -> Traffic:
+    """Return the traffic of the sum of each token's rows; a row index, and a gate, are read once for each block of a row."""
+    pairs = num_tokens * num_chosen
+    indices = num_blocks * pairs * (INDEX_BYTES + STATISTIC_BYTES * has_gates)
+    return Traffic((pairs - num_dropped) * width * itemsize + indices, num_tokens * width * itemsize)
+
+
+def gate_gradient_traffic(
+    num_tokens: int, num_chosen: int, num_dropped: int, width: int, itemsize: int, *, num_blocks: int
+) -> Traffic:
+    """Return the traffic of the gates' gradient: each token's gradient once, each of its rows once."""
+    pairs = num_tokens * num_chosen
+    loaded = (num_tokens + pairs - num_dropped) * width * itemsize + num_blocks * pairs * INDEX_BYTES
+    return Traffic(loaded, pairs * STATISTIC_BYTES)
+
+
+def row_gradient_traffic(num_rows: int, width: int, itemsize: int) -> Traffic:
+    """Return the traffic of the rows' gradient: a token's gradient for each of its rows, and the rows."""
+    loaded = num_rows * (width * itemsize + INDEX_BYTES + STATISTIC_BYTES)
+    return Traffic(loaded, num_rows * width * itemsize)
