@@ -18,7 +18,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN
 from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.numerics import ROTARY_BASE
-from shardwise.model.program import ProgramBuilder, Role
+from shardwise.model.program import Program, ProgramBuilder, Role
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.run.numpy.kernels import Router
 from shardwise.sharding import Mesh
@@ -37,6 +37,13 @@ def run_part(architecture: Architecture, part: str, weights: Arrays, x: Any, rou
     squares = builder.elementwise("sum_square", [out], "squares", ("B", "T"), Role.STATISTIC)
     scale = builder.input("loss_scale", (), Role.CONSTANT)
     program = builder.build([builder.elementwise("scaled_sum", [squares, scale], "loss", (), Role.STATISTIC)])
+    return run_program(architecture, program, out, weights, x, router)
+
+
+def run_program(
+    architecture: Architecture, program: Program, result: str, weights: Arrays, x: Any, router: Router | None = None
+) -> Any:  # fmt: skip
+    """Return one result of a program of the hidden state `x` or `y` on one device."""
     assert set(weights) == set(program.weights)
     unit = derive_unit("whole", program, ShardingScheme.unsharded(architecture.structure))
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
@@ -45,11 +52,13 @@ def run_part(architecture: Architecture, part: str, weights: Arrays, x: Any, rou
         "y": (HIDDEN, x),
         "loss_scale": ((), np.array(1.0)),
         "positions": (("T",), np.arange(POSITIONS)),
+        "targets": (("B", "T"), np.zeros((SEQS, POSITIONS), dtype=int)),
     }
-    for name, array in weights.items():
+    states = {"x": x} if "x" in program.inputs else {}
+    for name, array in {**weights, **states}.items():
         devices.scatter_array(name, unit.forward.specs[name], array)
     devices.run(unit.forward.program, unit.forward.steps)
-    return devices.gather_array(out, unit.forward.specs[out])
+    return devices.gather_array(result, unit.forward.specs[result])
 
 
 def randomise(module: nn.Module) -> Arrays:

@@ -1,7 +1,4 @@
-"""Whole layers of recent decoders compute what `transformers` computes: experts beside an MLP, values from keys, key blocks.
-
-Modules run in double precision; rotary angles and routers are in single precision in them: hence the tolerance.
-"""
+"""Layers with norms in other places, differential and latent attention, and heads compute what modules of `transformers` do."""
 
 from __future__ import annotations
 
@@ -9,145 +6,191 @@ from typing import Any
 
 import numpy as np
 import torch
-from test_transformers_blocks import (
+from crosscheck.block_judges import (
     POSITIONS,
     ROPE,
-    SEQS,
     WIDTH,
-    Arrays,
+    angles,
     assert_equal,
+    attention_weights,
     causal_mask,
     hidden_states,
     randomise,
     run_part,
 )
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
-from shardwise.model import Architecture
-from shardwise.model.decoder import block_program
-from shardwise.model.numerics import NORM_EPSILON, SIGMOID, Gating
-from shardwise.model.operations import SelectBlocks
-from shardwise.model.parameters_and_flops import program_flops
-from shardwise.run.numpy.kernels import Router
-from shardwise.values import SymbolValues
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import head_program
+from shardwise.model.numerics import NORM_EPSILON
 
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 6
+SIZES: dict[str, Any] = {
+    "name": "layer", "num_layers": 1, "d_model": WIDTH, "d_ff": 5, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4,
+    "vocab_size": 8,
+}  # fmt: skip
+PAIRS = [0, 2, 1, 3]  # pairs of neighbours to halves
 
 
-def _projections(stored: Arrays, prefix: str = "self_attn.") -> dict[str, Any]:
-    """Return the projections of attention and the norms of queries and keys."""
-    shapes = {"q": (KV_HEADS, HEADS // KV_HEADS, HEAD_DIM), "k": (KV_HEADS, HEAD_DIM), "v": (KV_HEADS, HEAD_DIM)}
+def test_differential_attention_is_that_of_diffllama() -> None:
+    from transformers import DiffLlamaConfig
+    from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention, DiffLlamaRotaryEmbedding
+
+    config = DiffLlamaConfig(
+        hidden_size=WIDTH, num_attention_heads=8, num_key_value_heads=4, head_dim=4, rms_norm_eps=NORM_EPSILON,
+        num_hidden_layers=1, rope_parameters=ROPE, attn_implementation="eager",
+    )  # fmt: skip
+    module, x = DiffLlamaAttention(config, 0), hidden_states()
+    stored = randomise(module)
+    expected, _ = module(torch.tensor(x), angles(DiffLlamaRotaryEmbedding(config), x), causal_mask())
+    q, k, v = (stored[f"{name}_proj.weight"].reshape(2, -1, 4, WIDTH) for name in "qkv")  # halves: the two attentions
     weights = {
-        f"w{name}": stored[f"{prefix}{name}_proj.weight"].reshape(*shape, WIDTH)
-        for name, shape in shapes.items()
-        if f"{prefix}{name}_proj.weight" in stored
-    }
-    weights |= {f"{name}_norm.weight": stored[f"{prefix}{name}_norm.weight"] for name in "qk"}
-    return weights | {"wo": stored[f"{prefix}o_proj.weight"].T.reshape(*shapes["q"], WIDTH)}
+        **{f"wq{i + 1}": q[i].reshape(2, 2, 4, WIDTH) for i in range(2)},
+        **{f"wk{i + 1}": k[i] for i in range(2)}, "wv": np.concatenate([v[0], v[1]], axis=1),
+        **{f"lambda_{name}{i}": stored[f"lambda_{name}{i}"] for name in "qk" for i in (1, 2)},
+        "wo": stored["o_proj.weight"].T.reshape(2, 2, 8, WIDTH),
+    }  # fmt: skip
+    architecture = Architecture(**{**SIZES, "num_kv_heads": 2}, differential=True, v_head_dim=8)
+    assert_equal(run_part(architecture, "attention", weights, x), expected)
 
 
-def test_experts_beside_an_mlp_and_values_from_keys_are_those_of_gemma4() -> None:
-    from transformers import Gemma4TextConfig
-    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextRotaryEmbedding
+def test_norms_behind_sums_are_those_of_git() -> None:
+    from transformers import GitConfig
+    from transformers.models.git.modeling_git import GitLayer
 
-    config = Gemma4TextConfig(
-        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM,
-        global_head_dim=HEAD_DIM, num_global_key_value_heads=KV_HEADS, attention_k_eq_v=True, enable_moe_block=True,
-        num_experts=5, top_k_experts=2, moe_intermediate_size=7, intermediate_size=9, hidden_size_per_layer_input=0,
-        num_hidden_layers=1, layer_types=["full_attention"], rms_norm_eps=NORM_EPSILON, vocab_size=8,
-        rope_parameters={"full_attention": ROPE},
+    config = GitConfig(
+        hidden_size=WIDTH, num_attention_heads=4, intermediate_size=5, layer_norm_eps=NORM_EPSILON, hidden_act="gelu_new",
+        num_hidden_layers=1, attn_implementation="eager",
     )  # fmt: skip
-    config._attn_implementation = "eager"
-    layer, x = Gemma4TextDecoderLayer(config, 0), hidden_states()
-    stored = randomise(layer)
-    angles = Gemma4TextRotaryEmbedding(config)(torch.tensor(x), torch.arange(POSITIONS)[None], "full_attention")
-    expected = layer(torch.tensor(x), position_embeddings=angles, attention_mask=causal_mask(), shared_kv_states={})
-    weights = _projections(stored)
-    weights["q_norm.weight"] = weights["q_norm.weight"] * HEAD_DIM**0.5  # its scores are not scaled
-    gate, up = np.split(stored["experts.gate_up_proj"], 2, axis=1)
-    norms = {
-        "attention_norm": "input_layernorm", "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm", "mlp_own_post_norm": "post_feedforward_layernorm_1",
-        "experts_norm": "pre_feedforward_layernorm_2", "experts_post_norm": "post_feedforward_layernorm_2",
-        "mlp_post_norm": "post_feedforward_layernorm",
+    module, x = GitLayer(config, 0), hidden_states()
+    stored = randomise(module)
+    expected = module(torch.tensor(x), causal_mask())
+    prefix = {"q": "self.query", "k": "self.key", "v": "self.value"}
+    weights = {
+        **{f"w{name}": stored[f"attention.{path}.weight"].reshape(4, 4, WIDTH) for name, path in prefix.items()},
+        **{f"{name}_flat.bias": stored[f"attention.{path}.bias"].reshape(4, 4) for name, path in prefix.items()},
+        "wo": stored["attention.output.dense.weight"].T.reshape(4, 1, 4, WIDTH),
+        "attention_out.bias": stored["attention.output.dense.bias"], "w_up": stored["intermediate.dense.weight"],
+        "up.bias": stored["intermediate.dense.bias"], "w_down": stored["output.dense.weight"].T,
+        "mlp_out.bias": stored["output.dense.bias"],
+        **{f"attention_norm.{name}": stored[f"attention.output.LayerNorm.{name}"] for name in ("weight", "bias")},
+        **{f"mlp_norm.{name}": stored[f"output.LayerNorm.{name}"] for name in ("weight", "bias")},
     }  # fmt: skip
-    weights |= {f"{name}.weight": stored[f"{module}.weight"] for name, module in norms.items()}
-    weights |= {
-        "router_norm.weight": stored["router.scale"] * WIDTH**-0.5, "router": stored["router.proj.weight"].T,
-        "expert_scales": stored["router.per_expert_scale"], "experts_gate": gate, "experts_up": up,
-        "experts_down": stored["experts.down_proj"].swapaxes(1, 2), "w_gate": stored["mlp.gate_proj.weight"],
-        "w_up": stored["mlp.up_proj.weight"], "w_down": stored["mlp.down_proj.weight"].T,
-    }  # fmt: skip
+    weights["wq"] = weights["wq"].reshape(4, 1, 4, WIDTH)
+    weights["q_flat.bias"] = weights["q_flat.bias"].reshape(4, 1, 4)
+    weights["v.bias"] = weights.pop("v_flat.bias")
     architecture = Architecture(
-        name="gemma4", num_layers=1, d_model=WIDTH, d_ff=7, dense_d_ff=9, num_heads=HEADS, num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM, vocab_size=8, mlp="geglu", post_norms=True, qk_norm=True, value_norm=True,
-        values_from_keys=True, feed_forward="mlp_and_experts", num_experts=5, experts_per_token=2, expert_scales=True,
+        **SIZES, mlp="gelu", norm="layer", norm_bias=True, positions="none", pre_norms=False, stream_norms="behind",
+        bias=("qkv", "attention_out", "mlp"),
     )  # fmt: skip
+    assert_equal(run_part(architecture, "build", weights, x), expected[0] if isinstance(expected, tuple) else expected)
+
+
+def test_norms_of_the_stream_are_those_of_minimax() -> None:
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxDecoderLayer, MiniMaxRotaryEmbedding
+
+    config = MiniMaxConfig(
+        hidden_size=WIDTH, num_attention_heads=4, num_key_value_heads=4, head_dim=4, intermediate_size=5, num_local_experts=3,
+        num_experts_per_tok=2, rms_norm_eps=NORM_EPSILON, num_hidden_layers=2, rope_parameters=ROPE,
+        layer_types=["full_attention", "linear_attention"], attn_implementation="eager",
+    )  # fmt: skip
+    module, x = MiniMaxDecoderLayer(config, 0), hidden_states()
+    stored = randomise(module)
+    expected = module(torch.tensor(x), angles(MiniMaxRotaryEmbedding(config), x), causal_mask())
+    gate, up = np.split(stored["mlp.experts.gate_up_proj"], 2, axis=1)
+    attention = {name.removeprefix("self_attn."): array for name, array in stored.items()}
+    weights = {
+        **attention_weights(attention, (4, 1), (4, 4)), "attention_norm.weight": stored["input_layernorm.weight"],
+        "mlp_norm.weight": stored["post_attention_layernorm.weight"], "router": stored["mlp.gate.weight"].T,
+        "experts_gate": gate, "experts_up": up, "experts_down": stored["mlp.experts.down_proj"].swapaxes(1, 2),
+    }  # fmt: skip
+    architecture = Architecture(**SIZES, num_experts=3, experts_per_token=2, pre_norms=False, stream_norms="before")
     assert_equal(run_part(architecture, "build", weights, x), expected)
 
 
-def _minimax(block: int = 2, topk: int = 2) -> tuple[Any, Architecture]:
-    from transformers import MiniMaxM3VLTextConfig
+def test_gated_norms_and_two_latents_are_those_of_axk2() -> None:
+    from transformers import AXK2Config
+    from transformers.models.axk2.modeling_axk2 import AXK2Attention, AXK2GatedRMSNorm, AXK2RotaryEmbedding
 
-    config = MiniMaxM3VLTextConfig(
-        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM,
-        intermediate_size=7, dense_intermediate_size=7, shared_intermediate_size=5, num_local_experts=6,
-        num_experts_per_tok=2, num_hidden_layers=1, layer_types=["minimax_m3_sparse"], index_n_heads=KV_HEADS,
-        index_head_dim=HEAD_DIM, index_block_size=block, index_topk_blocks=topk, rms_norm_eps=NORM_EPSILON, rotary_dim=4,
-        routed_scaling_factor=2.0, rope_parameters={**ROPE, "partial_rotary_factor": 1.0}, vocab_size=8,
+    config = AXK2Config(
+        hidden_size=WIDTH, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=10, kv_lora_rank=7, qk_rope_head_dim=4,
+        qk_nope_head_dim=6, v_head_dim=5, index_n_heads=8, index_head_dim=4, index_topk=3, rms_norm_eps=NORM_EPSILON,
+        rope_parameters=ROPE, num_hidden_layers=1, attention_bias=False, gated_norm_rank=3, attn_implementation="eager",
     )  # fmt: skip
-    config._attn_implementation = "eager"
-    architecture = Architecture(
-        name="minimax", num_layers=1, d_model=WIDTH, d_ff=7, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM,
-        vocab_size=8, mlp="clamped_swiglu", qk_norm=True, num_experts=6, experts_per_token=2, shared_expert_width=5,
-        index_heads=KV_HEADS, index_head_dim=HEAD_DIM, index_topk=topk, index_block=block,
-    )  # fmt: skip
-    return config, architecture
-
-
-def test_attention_to_blocks_of_keys_is_that_of_minimax_m3() -> None:
-    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import (
-        MiniMaxM3VLDecoderLayer,
-        MiniMaxM3VLRotaryEmbedding,
-    )
-
-    config, architecture = _minimax()
-    layer, x = MiniMaxM3VLDecoderLayer(config, 0), hidden_states()
-    stored = randomise(layer)
-    positions = torch.arange(POSITIONS)[None].expand(SEQS, -1)
-    angles = MiniMaxM3VLRotaryEmbedding(config)(torch.tensor(x), positions)
-    expected = layer(torch.tensor(x), angles, causal_mask(), positions)
-    weights = _projections(stored)
-    weights |= {f"{name}_norm.weight": 1.0 + weights[f"{name}_norm.weight"] for name in "qk"}
-    norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    norms |= {f"index_{name}_norm": f"self_attn.indexer.{name}_norm" for name in "qk"}
-    weights |= {f"{name}.weight": 1.0 + stored[f"{module}.weight"] for name, module in norms.items()}
-    gate, up = np.split(stored["mlp.experts.gate_up_proj"], 2, axis=1)
-    shared_gate, shared_up = np.split(stored["mlp.shared_experts.gate_up_proj.weight"], 2)
-    weights |= {
-        "index_w_q": stored["self_attn.indexer.q_proj.weight"].reshape(KV_HEADS, HEAD_DIM, WIDTH),
-        "index_w_k": stored["self_attn.indexer.k_proj.weight"], "router": stored["mlp.gate.weight"].T,
-        "experts_gate": gate, "experts_up": up, "experts_down": stored["mlp.experts.down_proj"].swapaxes(1, 2),
-        "shared_gate": shared_gate, "shared_up": shared_up, "shared_down": stored["mlp.shared_experts.down_proj.weight"].T,
+    norm, module, x = AXK2GatedRMSNorm(config), AXK2Attention(config, 0), hidden_states()
+    for latent_norm in (module.q_a_layernorm, module.kv_a_layernorm):
+        latent_norm.variance_epsilon = NORM_EPSILON  # the model gives these their default
+    module.indexer.k_norm.eps = NORM_EPSILON
+    stored_norm, stored = randomise(norm), randomise(module)
+    cosines = angles(AXK2RotaryEmbedding(config), x)
+    expected, _ = module(norm(torch.tensor(x)), cosines, causal_mask(), position_ids=torch.arange(POSITIONS)[None])
+    queries, gates = np.split(stored["q_gate_proj.weight"].reshape(3, 15, 20), [10], axis=1)
+    kv, down = stored["kv_b_proj.weight"].reshape(3, 11, 7), stored["kv_a_proj_with_mqa.weight"]
+    weights = {
+        "attention_norm.weight": stored_norm["norm.weight"], "attention_norm.gate_down": stored_norm["mlp.fc1.weight"],
+        "attention_norm.gate_up": stored_norm["mlp.fc2.weight"], "w_q_down": stored["q_a_proj.weight"],
+        "q_latent_norm.weight": stored["q_a_layernorm.weight"], "w_q_plain": queries[:, None, :6],
+        "w_q_rotary": queries[:, None, 6:][:, :, PAIRS], "w_attention_gate": gates[:, None], "w_kv_down": down[:7],
+        "kv_latent_norm.weight": stored["kv_a_layernorm.weight"], "w_k_rotary": down[7:][PAIRS], "w_k_up": kv[:, :6],
+        "w_v_up": kv[:, 6:], "wo": stored["o_proj.weight"].T.reshape(3, 1, 5, WIDTH),
+        "index_w_q": stored["indexer.wq_b.weight"].reshape(8, 4, 10), "index_w_k": stored["indexer.wk.weight"],
+        "index_norm.weight": stored["indexer.k_norm.weight"], "index_norm.bias": stored["indexer.k_norm.bias"],
+        "index_w_heads": stored["indexer.weights_proj.weight"],
     }  # fmt: skip
-    assert_equal(run_part(architecture, "build", weights, x, Router(Gating(scores=SIGMOID, scale=2.0))), expected)
+    architecture = Architecture(
+        **{**SIZES, "num_heads": 3, "num_kv_heads": 3, "head_dim": 10}, q_lora_rank=10, kv_lora_rank=7, rope_head_dim=4,
+        v_head_dim=5, index_heads=8, index_head_dim=4, index_topk=3, raw_query_latent=True, attention_gate="element",
+        norm_gate_rank=3, feed_forward="none",
+    )  # fmt: skip
+    assert_equal(run_part(architecture, "build", weights, x), torch.tensor(x) + expected)
 
 
-def test_flops_of_an_indexer_of_blocks_are_counted_products() -> None:
-    """The counter counts whole squares of scores, of which the causal half is required."""
-    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer
+def test_norms_of_rotary_keys_and_gates_of_heads_are_those_of_dots3() -> None:
+    from transformers import Dots3NoteTextConfig
+    from transformers.models.dots3_note.modeling_dots3_note import Dots3NoteTextAttention, Dots3NoteTextRotaryEmbedding
 
-    seq_len = 32
-    config, architecture = _minimax(block=4)
-    indexer, angles = MiniMaxM3VLIndexer(config, 0), (torch.zeros(1, seq_len, HEAD_DIM),) * 2
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        indexer(torch.zeros(SEQS, seq_len, WIDTH), angles, None, torch.arange(seq_len)[None].expand(SEQS, -1))
-    program = block_program(architecture)
-    operations = [
-        operation
-        for operation in program.operations
-        if isinstance(operation, SelectBlocks) or any(name.startswith("index_w") for name in operation.inputs)
-    ]
-    values = SymbolValues({**architecture.dims, "B": SEQS, "T": seq_len})
-    flops = [float(program_flops(type(program)(program.tensors, (op,), (), ())).evaluate(values)) for op in operations]
-    assert sum(flops[:2]) + 2 * flops[2] == counter.get_total_flops()
+    config = Dots3NoteTextConfig(
+        hidden_size=WIDTH, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=10, kv_lora_rank=7, qk_rope_head_dim=4,
+        qk_nope_head_dim=6, v_head_dim=5, head_dim=10, rms_norm_eps=NORM_EPSILON, num_hidden_layers=1, use_dsa=False,
+        layer_types=["full_attention"], rope_theta=ROPE["rope_theta"], n_routed_experts=4, attn_implementation="eager",
+    )  # fmt: skip
+    module, x = Dots3NoteTextAttention(config, 0), hidden_states()
+    module.q_lora_scale = module.kv_lora_scale = 1.0  # scales of latents are not modelled, and the reader says so
+    stored = randomise(module)
+    cosines = angles(Dots3NoteTextRotaryEmbedding(config), x, "full_attention")
+    expected, _ = module(torch.tensor(x), cosines, causal_mask())
+    q, kv = stored["q_b_proj.weight"].reshape(3, 1, 10, 10), stored["kv_b_proj.weight"].reshape(3, 11, 7)
+    down = stored["kv_a_proj_with_mqa.weight"]
+    weights = {
+        "w_q_down": stored["q_a_proj.weight"], "q_latent_norm.weight": stored["q_a_layernorm.weight"], "w_q_plain": q[:, :, :6],
+        "w_q_rotary": q[:, :, 6:][:, :, PAIRS], "w_kv_down": down[:7], "kv_latent_norm.weight": stored["kv_a_layernorm.weight"],
+        "w_k_rotary": down[7:][PAIRS], "k_rotary_norm.weight": stored["k_rope_only_layernorm.weight"][PAIRS],
+        "w_k_up": kv[:, :6], "w_v_up": kv[:, 6:], "w_attention_gate": stored["g_proj.weight"].reshape(3, 1, WIDTH),
+        "wo": stored["o_proj.weight"].T.reshape(3, 1, 5, WIDTH),
+    }  # fmt: skip
+    architecture = Architecture(
+        **{**SIZES, "num_heads": 3, "num_kv_heads": 3, "head_dim": 10}, q_lora_rank=10, kv_lora_rank=7, rope_head_dim=4,
+        v_head_dim=5, rotary_key_norm=True, attention_gate="head",
+    )  # fmt: skip
+    assert_equal(run_part(architecture, "attention", weights, x), expected)
+
+
+def test_a_layer_of_the_head_is_that_of_modernbert() -> None:
+    from crosscheck.block_judges import run_program
+    from transformers import ModernBertDecoderConfig
+    from transformers.models.modernbert_decoder.modeling_modernbert_decoder import ModernBertDecoderPredictionHead
+
+    config = ModernBertDecoderConfig(
+        hidden_size=WIDTH, norm_eps=NORM_EPSILON, classifier_activation="gelu_pytorch_tanh"
+    )
+    module, x = ModernBertDecoderPredictionHead(config), hidden_states()
+    final = nn.LayerNorm(WIDTH, eps=NORM_EPSILON, bias=False)
+    stored, stored_final = randomise(module), randomise(final)
+    head = np.random.default_rng(1).normal(size=(8, WIDTH))
+    logits = module(final(torch.tensor(x))) @ torch.tensor(head).T
+    weights = {
+        "final_norm.weight": stored_final["weight"], "head_layer": stored["dense.weight"],
+        "head_norm.weight": stored["norm.weight"], "head": head,
+    }  # fmt: skip
+    architecture = Architecture(**SIZES, norm="layer", head_layer=True)
+    assert_equal(run_program(architecture, head_program(architecture), "logits", weights, x), logits)

@@ -77,6 +77,35 @@ def _kimi() -> nn.Module:
     return _module("kimi_linear.modeling_kimi_linear", "KimiLinearDeltaAttention", config)
 
 
+def _bailing() -> nn.Module:
+    config = _config(
+        "BailingHybridConfig", hidden_size=WIDTH, num_attention_heads=3, head_dim=4, short_conv_kernel_size=4,
+        rms_norm_eps=NORM_EPSILON, num_hidden_layers=6,
+    )  # fmt: skip
+    return _module("bailing_hybrid.modeling_bailing_hybrid", "BailingHybridDeltaAttention", config)
+
+
+class _Lightning(nn.Module):
+    """A module of MiniMax, which takes arguments that it does not read."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x, None, None)
+
+
+def _minimax() -> nn.Module:
+    config = _config(
+        "MiniMaxConfig", hidden_size=WIDTH, num_attention_heads=3, head_dim=4, block_size=4, num_hidden_layers=4,
+        layer_types=["linear_attention"] * 4,
+    )  # fmt: skip
+    module = _module("minimax.modeling_minimax", "MiniMaxLightningAttention", config)
+    module.norm.variance_epsilon = NORM_EPSILON  # the model gives it its default
+    return _Lightning(module)
+
+
 def _bamba() -> nn.Module:
     config = _config(
         "BambaConfig", hidden_size=WIDTH, mamba_n_heads=6, mamba_d_head=4, mamba_n_groups=1, mamba_d_state=5, mamba_expand=2,
@@ -156,10 +185,13 @@ def _kimi_delta(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     shapes = dict.fromkeys("qkv", (heads, n))
     arrays = _filters(stored["conv1d.weight"], dict.fromkeys("qkv", heads * n), shapes)
     arrays |= {f"w_{name}": stored[f"{name}_proj.weight"].reshape(heads, n, WIDTH) for name in "qkv"}
-    arrays |= {"w_f_down": stored["forget_gate.f_a_proj.weight"], "w_g_down": stored["g_a_proj.weight"]}
+    if mixer.full_rank_gates:
+        gates = {"w_f": "forget_gate.f_proj", "w_g": "g_proj"}
+    else:
+        arrays |= {"w_f_down": stored["forget_gate.f_a_proj.weight"], "w_g_down": stored["g_a_proj.weight"]}
+        gates = {"w_f_up": "forget_gate.f_b_proj", "w_g_up": "g_b_proj"}
+    arrays |= {name: stored[f"{module}.weight"].reshape(heads, n, -1) for name, module in gates.items()}
     arrays |= {
-        "w_f_up": stored["forget_gate.f_b_proj.weight"].reshape(heads, n, -1),
-        "w_g_up": stored["g_b_proj.weight"].reshape(heads, n, -1),
         "step.bias": stored["forget_gate.dt_bias"].reshape(heads, n),
         "log_rate": stored["forget_gate.A_log"].reshape(heads),
     }
@@ -167,6 +199,23 @@ def _kimi_delta(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
         "w_b": stored["b_proj.weight"], "norm.weight": stored["o_norm.weight"],
         "w_out": stored["o_proj.weight"].T.reshape(heads, n, WIDTH),
     }  # fmt: skip
+
+
+def _lightning(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
+    heads, n = mixer.dims["L"], mixer.dims["N"]
+    parts = np.split(stored["module.qkv_proj.weight"].reshape(heads, 3 * n, WIDTH), 3, axis=1)
+    return {
+        **{f"w_{name}": part for name, part in zip("qkv", parts, strict=True)},
+        "w_z": stored["module.output_gate.weight"].reshape(heads, n, WIDTH),
+        "norm.weight": stored["module.norm.weight"].reshape(heads, n),
+        "w_out": stored["module.out_proj.weight"].T.reshape(heads, n, WIDTH),
+    }  # fmt: skip
+
+
+def _fixed_decays(heads: int) -> Any:
+    """Return the decays of the first of four layers [B, T, heads] (Qin et al. 2024), as MiniMax's `get_slope_rate` has them."""
+    slopes = 2.0 ** (-8.0 / heads * np.arange(1, heads + 1)) * (1.0 + 1e-5)
+    return np.broadcast_to(-slopes, (SEQS, POSITIONS, heads))
 
 
 def _mamba2(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
@@ -235,6 +284,25 @@ JUDGES: dict[str, Judge] = {
         _kimi,
         RecurrentMixer(kind="kimi_delta", num_heads=3, num_groups=3, key_dim=4, head_dim=4, conv_width=4, gate_rank=4),
         _kimi_delta,
+    ),
+    "Ling 3": Judge(
+        _bailing,
+        RecurrentMixer(
+            kind="kimi_delta",
+            num_heads=3,
+            num_groups=3,
+            key_dim=4,
+            head_dim=4,
+            conv_width=4,
+            full_rank_gates=True,
+            bounded_decay=True,
+        ),
+        _kimi_delta,
+    ),
+    "MiniMax": Judge(
+        _minimax,
+        RecurrentMixer(kind="lightning", num_heads=3, num_groups=3, key_dim=4, head_dim=4, conv_width=1),
+        _lightning,
     ),
     "Bamba": Judge(_bamba, RecurrentMixer(**MAMBA, norm="after_gate"), _mamba2),
     "Nemotron-H": Judge(
@@ -310,6 +378,8 @@ def test_mixers_equal_modules_of_transformers(name: str) -> None:
     sizes = {**judge.mixer.dims, "B": SEQS, "T": POSITIONS, "D": WIDTH, "V": 1}
     devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), sizes)
     devices.constants = {"y": (HIDDEN, x), "loss_scale": ((), np.array(0.5))}
+    if "fixed_decay" in program.inputs:
+        devices.constants["fixed_decay"] = ((*HIDDEN[:2], "L"), _fixed_decays(judge.mixer.num_heads))
     for weight, array in weights.items():
         devices.scatter_array(weight, unit.forward.specs[weight], array)
     devices.run(unit.forward.program, unit.forward.steps)

@@ -120,6 +120,9 @@ class MixerCase:
                 state[name + part] = np.abs(values) if part == ".exp_avg_sq" else values
         tokens = (sizes["B"], sizes["T"])
         batch = {"ids": rng.integers(sizes["V"], size=tokens), "loss_scale": np.array(0.5 / math.prod(tokens))}
+        for name in program.inputs:
+            if name.endswith("fixed_decay"):
+                batch[name] = -0.1 * np.broadcast_to(np.arange(1.0, sizes["L"] + 1.0), (*tokens, sizes["L"]))
         return state, [batch | {"positions": np.arange(tokens[1])} if "positions" in program.inputs else batch]
 
     def unit(self) -> ShardedUnit:

@@ -90,6 +90,17 @@ STRUCTURES: dict[str, Structure] = {
     "softplus_gate": (("attention_gate", "element"), ("attention_gate_function", "softplus"), ("bias", ("attention_gate",))),
     "trained_activation": (("mlp", "xielu"),),
     "norms_of_one_half": (("pre_norms_over", "feed_forward"), ("post_norms", True), ("post_norms_over", "mixer")),
+    "norms_of_the_stream": (("pre_norms", False), ("stream_norms", "before")),
+    "norms_behind_sums": (
+        ("pre_norms", False), ("stream_norms", "behind"), ("final_norm", False), ("norm", "layer"), ("norm_bias", True),
+        ("embedding_norm", True), ("mlp", "gelu"), ("bias", ("qkv", "attention_out", "mlp")),
+    ),
+    "layer_of_the_head": (("head_layer", True), ("tied_embeddings", True)),
+    "differential_attention": (("differential", True), ("v_head_dim", 16)),
+    "gates_of_norms": (("norm_gate_rank", 4), ("norm_gates_over", "mixer")),
+    "queries_of_two_latents": (
+        *LATENT, ("q_lora_rank", 8), ("raw_query_latent", True), ("attention_gate", "element"), ("norm_gate_rank", 4),
+    ),
     "norm_of_rotary_keys": (*LATENT, ("rope_head_dim", 8), ("head_dim", 11), ("rotary_key_norm", True)),
     "bias_of_the_head": (
         ("bias", ("mlp", "head")), ("mlp", "gelu"), ("parallel", True), ("norm", "layer"), ("vocab_size", 32),

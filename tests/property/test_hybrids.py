@@ -64,7 +64,7 @@ LAYOUTS = {
 def hybrid(case: Case) -> Case:
     fields = {
         "num_experts": 4, "experts_per_token": 2, "shared_expert_width": 8, "expert_latent_dim": 8, "attention_gate": "element",
-        "mlp": "relu2", "layer_pattern": LAYERS, "layer_kinds": FrozenFields(KINDS),
+        "mlp": "relu2", "layer_pattern": LAYERS, "layer_kinds": FrozenFields(KINDS), "embedding_rows": 48,
     }  # fmt: skip
     return dataclasses.replace(case, structure=tuple(fields.items()), seed=2)
 

@@ -24,6 +24,10 @@ SHAPE: dict[str, Any] = {"key_dim": 4, "head_dim": 4, "conv_width": 3, "chunk": 
 MIXERS = {
     "gated_delta": RecurrentMixer(kind="gated_delta", num_heads=16, num_groups=4, **SHAPE),
     "kimi_delta": RecurrentMixer(kind="kimi_delta", num_heads=8, num_groups=8, gate_rank=4, **SHAPE),
+    "kimi_delta of full rank": RecurrentMixer(
+        kind="kimi_delta", num_heads=8, num_groups=8, full_rank_gates=True, bounded_decay=True, **SHAPE
+    ),
+    "lightning": RecurrentMixer(kind="lightning", num_heads=8, num_groups=8, **SHAPE),
     "mamba2 groups": RecurrentMixer(
         kind="mamba2", num_heads=16, num_groups=4, norm="after_gate", conv_bias=True, projection_bias=True, **SHAPE
     ),

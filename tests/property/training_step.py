@@ -124,7 +124,8 @@ class Case:
     def sizes_of_weight(self, name: str) -> dict[str, int]:
         """Sizes in the unit of a weight of the whole program, whose name begins with the number of its layer."""
         layer, dot, _ = name.partition(".")
-        return self.sizes_of(self.architecture.layer_units[int(layer)] if dot and layer.isdecimal() else "embedding")
+        outer = "embedding" if name.startswith("embedding") else "head"
+        return self.sizes_of(self.architecture.layer_units[int(layer)] if dot and layer.isdecimal() else outer)
 
     def inputs(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Random weights and optimizer states, and the micro-batches of one step."""
@@ -133,7 +134,10 @@ class Case:
         for name in program.weights:
             sizes = self.sizes_of_weight(name)
             shape = [sizes[dim] for dim in program.dims(name)]
-            state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
+            if ".lambda_" in name:  # exponents, which are small: else a factor of e^8 cancels in the norm behind it
+                state[name] = rng.normal(size=shape) * 0.1
+            else:
+                state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
             for moment, update in self.optimizer_of(name).moments.items():
                 dims, side = program.dims(name), self.optimizer_of(name).max_preconditioned_side

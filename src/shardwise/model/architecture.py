@@ -12,6 +12,7 @@ from shardwise.model.attended_shares import attended_shares, mean_attended_share
 from shardwise.model.layer_pattern import (
     BASE_LAYER,
     DENSE_LAYER,
+    EMBEDDING,
     NO_KINDS,
     FrozenFields,
     count_before,
@@ -36,13 +37,14 @@ from shardwise.model.structure import (
     NormKind,
     NormWidth,
     PositionKind,
+    StreamNorms,
 )
 from shardwise.values import OMIT_DEFAULT, InputError, Value, argument_label, raise_problems
 
 OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
-    "index_heads", "index_head_dim", "index_topk", "index_block", "expert_latent_dim",
+    "index_heads", "index_head_dim", "index_topk", "index_block", "expert_latent_dim", "embedding_rows", "norm_gate_rank",
 )  # fmt: skip
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
@@ -69,8 +71,10 @@ class Architecture:
     selects (DeepSeek-AI 2025, DeepSeek-V3.2); with an `index_block`, that many blocks of so many keys, for each key-value head
     (MiniMax-M3). Experts with an `expert_latent_dim` read and write a latent of that width. A
     `recurrence` mixes the tokens beside the `mixer`, or in place of attention where that is "none".
-    A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of the two. "mlp_and_experts" are an MLP of
-    width `dense_d_ff` beside experts, whose router has a norm of its own (Gemma 4). Layers that differ are kinds:
+    `embedding_rows` are those of the embedding where it has more than the head (0: as many). `norm_gate_rank` is the width of
+    the MLP whose sigmoid gates a norm. A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of
+    the two. "mlp_and_experts" are an MLP of width `dense_d_ff` beside experts, whose router has a norm of its own (Gemma 4).
+    Layers that differ are kinds:
     `layer_kinds` gives by name the fields in which a kind differs from all the others here, those of the base layer, and
     `layer_pattern` says which kind each layer is, "block" for the base layer (`model.layer_pattern`); modules of multi-token
     prediction are base layers. If any layer has experts, the base layer has.
@@ -149,6 +153,14 @@ class Architecture:
     pre_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
     post_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
     rotary_key_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
+    stream_norms: StreamNorms = field(default="none", metadata=OMIT_DEFAULT)
+    final_norm: bool = field(default=True, metadata=OMIT_DEFAULT)
+    head_layer: bool = field(default=False, metadata=OMIT_DEFAULT)
+    embedding_rows: int = field(default=0, metadata=OMIT_DEFAULT)
+    differential: bool = field(default=False, metadata=OMIT_DEFAULT)
+    raw_query_latent: bool = field(default=False, metadata=OMIT_DEFAULT)
+    norm_gate_rank: int = field(default=0, metadata=OMIT_DEFAULT)
+    norm_gates_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
     choice_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
     recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
@@ -231,7 +243,7 @@ class Architecture:
             latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers), indexer=bool(self.index_topk),
             block_indexer=bool(self.index_block),
             latent_experts=bool(self.expert_latent_dim),
-            separate_values=bool(self.v_head_dim and not self.kv_lora_rank),
+            separate_values=bool(self.v_head_dim and not self.kv_lora_rank), norm_gates=bool(self.norm_gate_rank),
             recurrence=None if self.recurrence is None else self.recurrence.structure,
             lora_targets=expand_lora_targets(self.lora_targets, self.absent_modules),
         )  # fmt: skip
@@ -267,7 +279,9 @@ class Architecture:
 
     def unit_architecture(self, unit: str) -> Architecture:
         """Return the model with all layers of a unit's kind; of a unit that is no kind of layer, or the base layer, the model
-        with base layers alone."""
+        with base layers alone. The unit of the embedding has a vocabulary of `embedding_rows`, where these are more."""
+        if unit == EMBEDDING and self.embedding_rows:
+            return _embedding_architecture(self)
         if self.layer_pattern or (unit == DENSE_LAYER and self.num_dense_layers):
             return _kind_architecture(self, unit)
         return self
@@ -318,7 +332,10 @@ class Architecture:
             "J": 2 * self.d_model,
             "r": self.lora_rank or 1,
             "y": 2 * self.lora_rank or 1,
-            **({"z": 1} if ACTIVATION_WEIGHTS.get(self.mlp) else {}),
+            **({"d": self.d_model} if self.head_layer else {}),
+            **({"h": self.norm_gate_rank} if self.norm_gate_rank else {}),
+            **({"b": 2 * self.q_lora_rank} if self.raw_query_latent else {}),
+            **({"u": 1} if ACTIVATION_WEIGHTS.get(self.mlp) else {}),
             **({"e": self.expert_latent_dim} if self.expert_latent_dim else {}),
             **(
                 {"A": self.index_heads, "Y": self.index_head_dim, "s": self.index_topk, "z": self.index_block or 1}
@@ -369,6 +386,11 @@ class Architecture:
         """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers
         have it (`model.attended_shares`)."""
         return attended_shares(self, seq_len, last_of)
+
+
+@lru_cache(maxsize=256)
+def _embedding_architecture(architecture: Architecture) -> Architecture:
+    return replace(architecture, vocab_size=architecture.embedding_rows, embedding_rows=0)
 
 
 @lru_cache(maxsize=256)

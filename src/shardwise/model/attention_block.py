@@ -38,6 +38,8 @@ class AttentionBuilder(BlockPartBuilder):
 
     def attend(self, y: str) -> str:
         """Add queries, keys and values, and attention of these."""
+        if self.architecture.differential:
+            return self.differential_values(y)
         q, k, v, *selected = self.latent_heads(y) if self.architecture.structure.latent else self.queries_and_keys(y)
         positions = self.builder.positions()
         outputs = self.attention_results("attended", self.value_dims)
@@ -49,12 +51,12 @@ class AttentionBuilder(BlockPartBuilder):
         """Dim of the size of a block of keys, where an indexer selects blocks."""
         return "z" if self.architecture.structure.block_indexer else ""
 
-    def attention_results(self, name: str, value_dims: tuple[str, ...]) -> tuple[str, str]:
+    def attention_results(self, name: str, value_dims: tuple[str, ...], number: str = "") -> tuple[str, str]:
         """Define what attention gives, values of each head and log-sum-exp, and return the names."""
         query_dims = (*TOKENS, *value_dims)
         return (
-            self.builder.tensor(f"{self.prefix}{name}", query_dims, Role.ACTIVATION),
-            self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
+            self.builder.tensor(f"{self.prefix}{name}{number}", query_dims, Role.ACTIVATION),
+            self.builder.tensor(f"{self.prefix}lse{number}", query_dims[:-1], Role.STATISTIC),
         )
 
     def indexer(self) -> IndexerBuilder:
@@ -62,13 +64,47 @@ class AttentionBuilder(BlockPartBuilder):
         builder = BlockIndexerBuilder if self.architecture.structure.block_indexer else IndexerBuilder
         return builder(self.builder, self.prefix)
 
+    def differential_values(self, y: str) -> str:
+        """Add the difference of two attentions to the same values, the second times a trained factor, and its norm over each head
+        (Ye et al. 2024)."""
+        values = self.project_heads(y, "v", (*TOKENS, "K", "U"))
+        pairs = [
+            (self.heads(y, f"q{number}", ("K", "G", "H")), self.heads(y, f"k{number}", ("K", "H"))) for number in "12"
+        ]
+        attended = self.attend_twice(pairs, values)
+        factors = []
+        for number in "12":
+            vectors = [self.builder.weight(f"{self.prefix}lambda_{name}{number}", "H") for name in "qk"]
+            factors.append(self.builder.elementwise("dot", vectors, f"{self.prefix}lambda{number}", (), Role.STATISTIC))
+        dims = (*TOKENS, "K", "G", "U")
+        difference = self.elementwise("differential", [*attended, *factors], "difference", dims)
+        squares = self.elementwise("sum_square", [difference], "difference.squares", dims[:-1], Role.STATISTIC)
+        normed = self.elementwise("unit_rms_norm", [difference, squares], "difference.out", dims, over=("U",))
+        return self.elementwise("differential_scale", [normed], "attended", dims)
+
+    def heads(self, y: str, name: str, heads: tuple[str, ...]) -> str:
+        """Add queries or keys from the hidden state, normalised and rotated where the structure says so."""
+        dims = (*TOKENS, *heads)
+        return self.rotary(self.qk_norm(self.project_heads(y, name, dims), name, dims), name, dims)
+
+    def attend_twice(self, pairs: list[tuple[str, str]], values: str) -> list[str]:
+        """Add two attentions, each with queries and keys of its own, to the same values."""
+        positions = self.builder.positions()
+        return [
+            self.builder.add(Scan(
+                (q, k, values, positions, positions), self.attention_results("attended", ("K", "G", "U"), number)
+            ))
+            for number, (q, k) in zip("12", pairs, strict=True)
+        ]  # fmt: skip
+
     def gate_attention(self, attended: str, y: str) -> str:
         """Add the gate of each head or element of what attention gives, where there is one (Qiu et al. 2025)."""
         kind = self.architecture.attention_gate
         if kind == "none":
             return attended
         dims = self.value_dims if kind == "element" else self.value_dims[:-1]
-        logits = self.contract(y, "w_attention_gate", (*dims, "D"), "attention_gate", (*TOKENS, *dims))
+        source, width = self.gate_source or (y, "D")
+        logits = self.contract(source, "w_attention_gate", (*dims, width), "attention_gate", (*TOKENS, *dims))
         logits = self.add_bias(logits, "attention_gate", "attention_gate", self.value_dims[:-1], (*TOKENS, *dims))
         function = GATE_FUNCTIONS[self.architecture.attention_gate_function]
         return self.elementwise(function, [attended, logits], "attended_gated", (*TOKENS, *self.value_dims))
@@ -109,7 +145,15 @@ class AttentionBuilder(BlockPartBuilder):
         if not self.architecture.structure.latent_queries:
             return y, "D"
         down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
-        return self.latent_norm(down, "q_latent_norm", "Q"), "Q"
+        latent = self.latent_norm(down, "q_latent_norm", "Q")
+        if self.architecture.raw_query_latent:
+            self.gate_source = self.with_raw_latent(latent, down)
+        return latent, "Q"
+
+    def with_raw_latent(self, latent: str, raw: str) -> tuple[str, str]:
+        """Concatenate a latent and what it is before its norm, and return the result with its dim."""
+        latents = self.builder.tensor(f"{self.prefix}q_latents", (*TOKENS, "b"), Role.ACTIVATION)
+        return self.builder.add(Concatenate((latent, raw), (latents,), ("Q", "Q"))), "b"
 
     def latent_queries(self, source: str, width: str) -> str:
         """Add queries of latent attention."""
@@ -118,6 +162,7 @@ class AttentionBuilder(BlockPartBuilder):
     def query_parts(self, source: str, width: str) -> tuple[str, str]:
         """Add the non-rotary and the rotary part of the queries of each head."""
         head_dims = (*TOKENS, "K", "G")
+        source, width = self.gate_source or (source, width)
         plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*head_dims, "I"))
         rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*head_dims, "R"))
         return plain, self.rotary(rotary, "q_rotary", (*head_dims, "R"))

@@ -68,6 +68,9 @@ class BlockPartBuilder:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
         # biases that a parallel block adds last: part, projection, name
         self.deferred_biases: list[tuple[ModelPart | None, str, str]] = []
+        self.gate_source: tuple[str, str] | None = (
+            None  # what attention's gate reads, with its dim, if not the hidden state
+        )
         self.adapter_inputs: dict[tuple[str, str], str] = {}
 
     def project_out(self, x: str, weight: str, weight_dims: Iterable[str], name: str) -> str:
@@ -123,7 +126,24 @@ class BlockPartBuilder:
     def pre_norm(self, x: str, name: str, half: str = "feed_forward") -> str:
         """Add a norm of what a half of the block reads, where the structure has one."""
         has_norm = self.architecture.pre_norms and HAS_NORM[self.architecture.pre_norms_over, half]
-        return self.norm(x, name) if has_norm else x
+        if not has_norm:
+            return x
+        y = self.norm(x, name)
+        is_gated = self.architecture.structure.norm_gates and HAS_NORM[self.architecture.norm_gates_over, half]
+        return self.gate_norm(y, name) if is_gated else y
+
+    def gate_norm(self, y: str, name: str) -> str:
+        """Add the gate of a norm's result: the sigmoid of a narrow MLP of it."""
+        with self.builder.in_part(ModelPart.NORM):
+            down = self.contract(y, f"{name}.gate_down", ("h", "D"), f"{name}.gate_hidden", (*TOKENS, "h"))
+            act = self.elementwise("silu", [down], f"{name}.gate_act", (*TOKENS, "h"))
+            logits = self.contract(act, f"{name}.gate_up", ("D", "h"), f"{name}.gate_logits", HIDDEN)
+            return self.elementwise("sigmoid_gate", [y, logits], f"{name}.gated", HIDDEN)
+
+    def stream_norm(self, x: str, name: str) -> str:
+        """Add a norm of the residual stream, which rests as that does."""
+        with self.builder.in_part(ModelPart.NORM):
+            return add_norm(self.builder, self.architecture, x, f"{self.prefix}{name}", Role.RESIDUAL)
 
     def post_norm(self, x: str, name: str, half: str = "feed_forward") -> str:
         """Add a norm of what a half of the block adds to the residual stream, where the structure has one."""

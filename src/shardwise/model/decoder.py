@@ -4,7 +4,7 @@ Dims: B sequences, T positions, D model width, F hidden width, K key-value heads
 width, V vocabulary, E experts of width M, S width of the shared expert. A query head is a pair (K, G), so that fewer
 key-value heads than `tp` is only another sharding. Latent attention: Q and C widths of the queries' and the keys' latent,
 I and R the plain and the rotary part of H, U width of a value. J is two hidden states, one after the other; r is the rank
-of adapters, y twice that; z a single number.
+of adapters, y twice that; u a single number; d the width of the model again.
 """
 
 from __future__ import annotations
@@ -192,10 +192,23 @@ def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str,
     return MtpOutputs(y, _add_head(builder, architecture, y, prefix, tied=architecture.tied_embeddings))
 
 
+def _add_head_layer(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> str:
+    """Add a product of the width of the model, GELU and a norm (Devlin et al. 2019, the head of BERT)."""
+    rows = builder.tensors[x].dims[:-1]
+    matrix = builder.weight("head_layer", ("d", "D"), part=ModelPart.VOCABULARY)
+    hidden = builder.contract(x, matrix, f"{prefix}head_hidden", (*rows, "d"))
+    act = builder.elementwise("gelu", [hidden], f"{prefix}head_act", (*rows, "d"))
+    y = builder.tensor(f"{prefix}head_act_wide", (*rows, "D"), Role.ACTIVATION)
+    builder.add(Concatenate((act,), (y,), ("d",)))
+    return add_norm(builder, architecture, y, f"{prefix}head_norm", dims=NormDims((*rows, "D")))
+
+
 def add_logits(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
     """Add the last norm and the logits of hidden states `x`, whose dims but the last are kept."""
     rows = builder.tensors[x].dims[:-1]
-    y = add_norm(builder, architecture, x, f"{prefix}final_norm", dims=NormDims((*rows, "D")))
+    dims = NormDims((*rows, "D"))
+    y = add_norm(builder, architecture, x, f"{prefix}final_norm", dims=dims) if architecture.final_norm else x
+    y = _add_head_layer(builder, architecture, y, prefix) if architecture.head_layer else y
     weight = builder.weight("embedding" if tied else "head", ("V", "D"), part=ModelPart.VOCABULARY)
     logit_dims = (*rows, "V")
     logits = builder.contract(y, weight, f"{prefix}logits", logit_dims, Role.LOGITS)

@@ -7,7 +7,7 @@ from shardwise.model.block_parts import HIDDEN, TOKENS
 from shardwise.model.operations import Route
 from shardwise.model.program import ModelPart, Role
 from shardwise.model.recurrent_mixers import RecurrentStructure, add_recurrent_mixer
-from shardwise.model.structure import ACTIVATION_WEIGHTS
+from shardwise.model.structure import ACTIVATION_WEIGHTS, NORMS_BEFORE, NORMS_BEHIND
 
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
@@ -20,17 +20,29 @@ class BlockBuilder(AttentionBuilder):
             return self.parallel_branches(x)
         has_feed_forward = self.architecture.feed_forward != "none"
         if self.architecture.has_mixer:
+            x = self.enter_half(x, "attention_norm")
             mixed = self.post_norm(
                 self.mixer(self.pre_norm(x, "attention_norm", "mixer")), "attention_post_norm", "mixer"
             )
             x = self.elementwise("add", [x, mixed], "x_mid" if has_feed_forward else "x_out", HIDDEN, Role.RESIDUAL)
+            x = self.leave_half(x, "attention_norm")
         if not has_feed_forward:
             return x
+        x = self.enter_half(x, "mlp_norm")
         if self.architecture.feed_forward == "mlp_and_experts":
             out = self.mlp_and_experts(x)
         else:
             out = self.feed_forward(self.pre_norm(x, "mlp_norm"))
-        return self.elementwise("add", [x, self.post_norm(out, "mlp_post_norm")], "x_out", HIDDEN, Role.RESIDUAL)
+        x = self.elementwise("add", [x, self.post_norm(out, "mlp_post_norm")], "x_out", HIDDEN, Role.RESIDUAL)
+        return self.leave_half(x, "mlp_norm")
+
+    def enter_half(self, x: str, name: str) -> str:
+        """Add the norm of the residual stream before a half of the block, where the structure has one (MiniMax 2025)."""
+        return self.stream_norm(x, name) if NORMS_BEFORE[self.architecture.stream_norms] else x
+
+    def leave_half(self, x: str, name: str) -> str:
+        """Add the norm of the sum behind a half of the block, where the structure has one (Vaswani et al. 2017)."""
+        return self.stream_norm(x, name) if NORMS_BEHIND[self.architecture.stream_norms] else x
 
     def mlp_and_experts(self, x: str) -> str:
         """Add an MLP and experts side by side, each between norms of its own, and their sum (Gemma 4)."""
@@ -92,7 +104,7 @@ class BlockBuilder(AttentionBuilder):
             gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
             inputs.insert(0, self.add_bias(gate, "mlp", "gate", "F", hidden))
         weights = ACTIVATION_WEIGHTS.get(self.architecture.mlp, ())
-        inputs += [self.builder.weight(f"{self.prefix}act.{name}", "z") for name in weights]
+        inputs += [self.builder.weight(f"{self.prefix}act.{name}", "u") for name in weights]
         act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
         act = self.inner_norm(act, "mlp_inner_norm", hidden)
         return self.project_out(act, "w_down", ("F", "D"), "mlp_out")

@@ -100,13 +100,23 @@ class InferenceBlockBuilder(BlockBuilder):
         """Add queries, the rows that join the cache, and attention over it."""
         if self.architecture.structure.latent:
             return self.attend_to_latents(y)
+        if self.architecture.differential:
+            return self.differential_values(y)
         q, k, v, *selected = self.queries_and_keys(y)
         keys, values = self.caches.append({f"{self.prefix}k_cache": k, f"{self.prefix}v_cache": v})
         return self.attend_to_cache(q, keys, values, *selected)
 
-    def attend_to_cache(self, q: str, keys: str, values: str, *selected: str) -> str:
+    def attend_twice(self, pairs: list[tuple[str, str]], values: str) -> list[str]:
+        rows = {f"{self.prefix}k{number}_cache": k for number, (_, k) in zip("12", pairs, strict=True)}
+        *keys, cached = self.caches.append({**rows, f"{self.prefix}v_cache": values})
+        return [
+            self.attend_to_cache(q, key, cached, number=number)
+            for number, (q, _), key in zip("12", pairs, keys, strict=True)
+        ]
+
+    def attend_to_cache(self, q: str, keys: str, values: str, *selected: str, number: str = "") -> str:
         """Add attention over keys and values of all slots, or over those that an indexer selects."""
-        outputs = self.attention_results("attended", self.value_dims)
+        outputs = self.attention_results("attended", self.value_dims, number)
         operands = (q, keys, values, *self.caches.mask(), *self.sinks(), *selected)
         return self.builder.add(
             CachedAttention(operands, outputs, is_sparse=bool(selected), selected_block=self.selected_block)

@@ -19,7 +19,8 @@ from shardwise.values import InputError, did_you_mean, parse_count
 BASE_LAYER = "block"  # the name of the base layer in patterns, and of its unit
 DENSE_LAYER = "dense_block"  # the kind that `num_dense_layers` stands for
 # Units of a model that are no layers: every other unit is a kind of layer.
-OTHER_UNITS = ("embedding", "inner_predict", "predict", "head", "carry", "untied")
+EMBEDDING = "embedding"
+OTHER_UNITS = (EMBEDDING, "inner_predict", "predict", "head", "carry", "untied")
 REPEAT_MARK = "*"
 _KIND_NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Fields of an architecture that a kind of layer may set: those of a block. All others are the model's.
@@ -30,6 +31,7 @@ KIND_FIELDS = (
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "attention_gate", "index_heads", "index_head_dim",
     "index_topk", "index_block", "expert_scales", "expert_latent_dim", "recurrence",
     "attention_gate_function", "pre_norms_over", "post_norms_over", "rotary_key_norm", "choice_bias",
+    "norm_gate_rank", "norm_gates_over", "differential",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ def placeholder_architecture(structure: ModelStructure) -> Architecture:
         num_predict_layers=int(structure.predict), index_heads=int(structure.indexer), index_head_dim=int(structure.indexer),
         index_topk=int(structure.indexer), index_block=int(structure.block_indexer),
         dense_d_ff=int(structure.feed_forward == "mlp_and_experts"), expert_latent_dim=int(structure.latent_experts),
+        norm_gate_rank=int(structure.norm_gates),
         recurrence=None if structure.recurrence is None else placeholder_mixer(structure.recurrence),
         lora_rank=int(bool(structure.lora_targets)),
         lora_targets=tuple(sorted(structure.lora_targets)),

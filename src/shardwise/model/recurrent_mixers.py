@@ -4,14 +4,15 @@ Each mixes the normalised hidden state [B, T, D] along the sequence and gives a 
 
 - `gated_delta`: Gated DeltaNet (Yang et al. 2024; Qwen3-Next, Qwen3.5), with one decay for each head.
 - `kimi_delta`: Kimi Delta Attention (Kimi Team 2025), with a decay for each row of a head's state, and gates of low rank.
+- `lightning`: attention without a softmax, whose decays of each head are fixed (Qin et al. 2024; MiniMax-01).
 - `mamba2`: the state space model of Mamba-2 (Dao and Gu 2024; Nemotron-H, Granite 4, Falcon-H1, Bamba, Zamba2).
 - `mamba1`: the state space model of Mamba (Gu and Dao 2023; Jamba), with a state of width N for each channel.
 - `short_conv`: a gated short convolution (LFM2), without a state.
 
-Dims: L heads of keys (`gated_delta`, `kimi_delta`), groups of heads that share keys (`mamba2` with more than one group), heads
-(`mamba2` with one group) or channels (`mamba1`, `short_conv`), which tensor parallelism splits; O heads of values for each of
-these; N and X widths of a key and of a value, so that a state is N x X; n is as wide as N; W taps of the convolution, w the rows
-before; q the rank of gates and steps; c the tokens of a chunk.
+Dims: L heads of keys (`gated_delta`, `kimi_delta`, `lightning`), groups of heads that share keys (`mamba2` with more than one
+group), heads (`mamba2` with one group) or channels (`mamba1`, `short_conv`), which tensor parallelism splits; O heads of values
+for each of these; N and X widths of a key and of a value, so that a state is N x X; n is as wide as N; W taps of the
+convolution, w the rows before; q the rank of gates and steps; c the tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shardwise.model.operations.recurrences import UpdateRule
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
 from shardwise.values import did_you_mean, raise_problems
 
-RecurrentKind = Literal["gated_delta", "kimi_delta", "mamba2", "mamba1", "short_conv"]
+RecurrentKind = Literal["gated_delta", "kimi_delta", "lightning", "mamba2", "mamba1", "short_conv"]
 OutputNorm = Literal["none", "before_gate", "after_gate"]
 IS_BEFORE_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": True, "after_gate": False}
 IS_AFTER_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": False, "after_gate": True}
@@ -41,7 +42,8 @@ class RecurrentStructure:
     `has_groups`: heads come in several groups that share keys and queries. `norm`: RMSNorm of the outputs before or after their
     gate, of each head with a delta rule, of each group with `mamba2`. `step_norms`: RMSNorm of what steps are made of, of keys
     and of queries (`mamba1`). `conv_bias` and `projection_bias`: of the filters, and of the projections from and to the hidden
-    state.
+    state. `full_rank_gates`: gates of `kimi_delta` are products of the hidden state, in place of two of low rank.
+    `bounded_decay`: its decays are sigmoids between one and a bound, in place of softplus.
     """
 
     kind: RecurrentKind
@@ -50,6 +52,8 @@ class RecurrentStructure:
     step_norms: bool = False
     conv_bias: bool = False
     projection_bias: bool = False
+    full_rank_gates: bool = False
+    bounded_decay: bool = False
 
     def __post_init__(self) -> None:
         allowed = {"kind": RecurrentKind, "norm": OutputNorm}
@@ -91,6 +95,8 @@ class RecurrentMixer:
     step_norms: bool = False
     conv_bias: bool = False
     projection_bias: bool = False
+    full_rank_gates: bool = False
+    bounded_decay: bool = False
 
     def __post_init__(self) -> None:
         names = ("num_heads", "num_groups", "key_dim", "head_dim", "conv_width", "gate_rank", "chunk")
@@ -103,9 +109,9 @@ class RecurrentMixer:
             problems.append(
                 f"model: recurrent num_heads = {self.num_heads} is not a multiple of num_groups = {self.num_groups}"
             )
-        if not problems and self.kind == "kimi_delta" and self.num_heads != self.num_groups:
+        if not problems and self.kind in ("kimi_delta", "lightning") and self.num_heads != self.num_groups:
             problems.append(
-                f"model: kimi_delta has a key for each of num_heads = {self.num_heads} heads; num_groups = "
+                f"model: {self.kind} has a key for each of num_heads = {self.num_heads} heads; num_groups = "
                 f"{self.num_heads} is required, found {self.num_groups}"
             )
         raise_problems(problems)
@@ -117,7 +123,7 @@ class RecurrentMixer:
         has_groups = self.kind == "gated_delta" or (self.kind == "mamba2" and self.num_groups > 1)
         return RecurrentStructure(
             kind=self.kind, has_groups=has_groups, norm=self.norm, step_norms=self.step_norms, conv_bias=self.conv_bias,
-            projection_bias=self.projection_bias,
+            projection_bias=self.projection_bias, full_rank_gates=self.full_rank_gates, bounded_decay=self.bounded_decay,
         )  # fmt: skip
 
     @property
@@ -161,6 +167,7 @@ def placeholder_mixer(structure: RecurrentStructure) -> RecurrentMixer:
     return RecurrentMixer(
         kind=structure.kind, num_heads=num_groups, num_groups=num_groups, conv_width=2, norm=structure.norm,
         step_norms=structure.step_norms, conv_bias=structure.conv_bias, projection_bias=structure.projection_bias,
+        full_rank_gates=structure.full_rank_gates, bounded_decay=structure.bounded_decay,
     )  # fmt: skip
 
 
@@ -179,7 +186,7 @@ class MixerBuilder:
         """Add the mixer of the structure, which reads `y` [B, T, D], and return the name of its result [B, T, D]."""
         mixers: Mapping[RecurrentKind, Callable[[str], str]] = {
             "gated_delta": self.gated_delta, "kimi_delta": self.kimi_delta, "mamba2": self.mamba2, "mamba1": self.mamba1,
-            "short_conv": self.short_conv,
+            "short_conv": self.short_conv, "lightning": self.lightning,
         }  # fmt: skip
         with self.builder.in_part(ModelPart.RECURRENCE):
             return mixers[self.structure.kind](y)
@@ -201,14 +208,32 @@ class MixerBuilder:
         keys, values = ("L", "N"), ("L", "X")
         projected = [self.project(y, name, dims) for name, dims in (("q", keys), ("k", keys), ("v", values))]
         q, k, v = self.convolve_all(projected, ("q", "k", "v"), (keys, keys, values))
-        step = self.step(self.low_rank_gate(y, "f", keys), keys)
+        decay = self.kimi_decay(self.gate_logits(y, "f", keys), keys)
         beta = self.write_strength(self.project(y, "b", ("L",)))
-        out = self.delta_rule(
-            self.unit_rows(q, "q"), self.unit_rows(k, "k"), v, self.log_decay(step, ("L",), keys), beta
-        )
+        out = self.delta_rule(self.unit_rows(q, "q"), self.unit_rows(k, "k"), v, decay, beta)
         normed = self.norm(out, ("X",), ("X",))
-        gate = self.low_rank_gate(y, "g", values)
+        gate = self.gate_logits(y, "g", values)
         return self.project_out(self.elementwise("sigmoid_gate", [normed, gate], "gated", values))
+
+    def kimi_decay(self, x: str, keys: Dims) -> str:
+        """Add the logarithms of decays: -exp(rate) softplus(x + bias), or a bound times sigmoid(exp(rate) (x + bias))."""
+        if not self.structure.bounded_decay:
+            return self.log_decay(self.step(x, keys), ("L",), keys)
+        biased = self.elementwise("add_vector", [x, self.weight("step.bias", keys)], "step_biased", keys)
+        rate = self.weight("log_rate", ("L",))
+        return self.elementwise("bounded_decay", [biased, rate], "decay", keys, Role.STATISTIC)
+
+    def lightning(self, y: str) -> str:
+        keys, values = ("L", "N"), ("L", "X")
+        q, k, v = (
+            self.elementwise("silu", [self.project(y, name, dims)], f"{name}_act", dims)
+            for name, dims in (("q", keys), ("k", keys), ("v", values))
+        )
+        decay = self.builder.input(f"{self.prefix}fixed_decay", (*TOKENS, "L"), Role.CONSTANT)
+        normed = self.norm(self.recurrence("additive", (q, k, v, decay), values), values, values)
+        return self.project_out(
+            self.elementwise("sigmoid_gate", [normed, self.project(y, "z", values)], "gated", values)
+        )
 
     def mamba2(self, y: str) -> str:
         groups: Dims = ("L",) if self.structure.has_groups else ()
@@ -327,6 +352,9 @@ class MixerBuilder:
         *heads, width = self.builder.tensors[x].dims[2:]
         squares = self.elementwise("sum_square", [x], f"{name}_squares", tuple(heads), Role.STATISTIC)
         return self.elementwise("l2_norm", [x, squares], f"{name}_unit", (*heads, width))
+
+    def gate_logits(self, y: str, name: str, dims: Dims) -> str:
+        return self.project(y, name, dims) if self.structure.full_rank_gates else self.low_rank_gate(y, name, dims)
 
     def low_rank_gate(self, y: str, name: str, dims: Dims) -> str:
         down = self.builder.contract(

@@ -93,6 +93,12 @@ def _part_problems(model: Architecture) -> Iterator[str]:
         "attention_gate" in model.bias or model.attention_gate_function != "sigmoid"
     ):
         yield "a bias or function of attention's gate, and there is none; attention_gate = head or element is required"
+    yield from _latent_and_vocabulary_problems(model)
+    if model.stream_norms != "none" and (model.pre_norms or model.post_norms or model.parallel):
+        yield "stream_norms are in place of other norms; pre_norms = false, post_norms = false and parallel = false are required"
+    plain = not (model.kv_lora_rank or model.sinks or model.attention_gate != "none")
+    if model.differential and not (plain and model.v_head_dim and model.mixer == "attention"):
+        yield "differential attention has values of a width of their own, without latents, sinks, gates; v_head_dim is required"
     if model.rotary_key_norm and not model.kv_lora_rank:
         yield "rotary_key_norm is about keys from a latent, and there is none; rotary_key_norm = false is required"
     if model.values_from_keys and model.v_head_dim:
@@ -102,6 +108,22 @@ def _part_problems(model: Architecture) -> Iterator[str]:
             yield f"{name}_over says for what {name} are, and there are none; {name} = true is required"
     if model.num_experts and ACTIVATION_WEIGHTS.get(model.mlp):
         yield f"{model.mlp} has weights of its own, which are known for an MLP alone; num_experts = 0 is required"
+
+
+def _latent_and_vocabulary_problems(model: Architecture) -> Iterator[str]:
+    if model.raw_query_latent and not model.q_lora_rank:
+        yield "raw_query_latent is about a latent of queries, and there is none; raw_query_latent = false is required"
+    if model.norm_gate_rank and not (model.pre_norms and model.norm_weight):
+        yield "norm_gate_rank gates norms with weights of what a half of a block reads; pre_norms = true is required"
+    if model.norm_gates_over != "both" and not model.norm_gate_rank:
+        yield "norm_gates_over says for what gates of norms are, and there are none; norm_gate_rank is required"
+    if model.embedding_rows and (
+        model.tied_embeddings or model.num_predict_layers or model.embedding_rows < model.vocab_size
+    ):
+        yield (
+            f"embedding_rows = {model.embedding_rows:,} are of an embedding that no head shares, for vocab_size = "
+            f"{model.vocab_size:,} or more; tied_embeddings = false and num_predict_layers = 0 are required"
+        )
 
 
 def _lacks_lora_targets(model: Architecture) -> bool:

@@ -144,7 +144,8 @@ SYMBOL_MEANINGS: Mapping[str, str] = {
     "I": "plain part of a head", "R": "rotary part of a head", "U": "width of a value", "J": "two hidden states",
     "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
-    "y": "rank of the adapter of experts' gate and up", "z": "a single number",
+    "y": "rank of the adapter of experts' gate and up", "u": "a single number", "d": "model width", "h": "width of a norm's gate",
+    "b": "two latents of queries",
     **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
     "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip

@@ -44,6 +44,11 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "experts of a latent": lambda structure: structure.latent_experts,
     "values of another width than keys": lambda structure: structure.separate_values,
     "a norm of the rotary part of keys": lambda structure: structure.rotary_key_norm,
+    "norms of the residual stream itself": lambda structure: structure.stream_norms != "none",
+    "a head without a norm, or with a layer": lambda s: not s.final_norm or s.head_layer,
+    "differential attention": lambda structure: structure.differential,
+    "gates of norms": lambda structure: structure.norm_gates,
+    "queries that read two latents": lambda structure: structure.raw_query_latent,
     "norms of one half of a block": lambda s: (s.pre_norms_over, s.post_norms_over) != ("both", "both"),
 }
 

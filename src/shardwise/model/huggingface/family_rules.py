@@ -80,6 +80,7 @@ RULE_PARTS = (
     "layer_types",
     "layer_sizes",
     "block_configs",
+    "position_types",
 )  # names in a family's table that are no field
 FIELD_NAMES = frozenset(field.name for field in fields(Architecture)) - {*RULE_PARTS}
 
@@ -162,8 +163,9 @@ def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
         yield window_list(table["window"])
     if table.get("block_configs"):
         yield BLOCK_LIST
-    if "layer_types" in table:
-        yield _parse_layer_types(table["layer_types"])
+    for name in ("layer_types", "position_types"):
+        if name in table:
+            yield _parse_layer_types(table[name])
     if "experts" in table:
         experts = table["experts"]
         width = read_first(*_as_keys(experts.get("dense_width", "intermediate_size")))

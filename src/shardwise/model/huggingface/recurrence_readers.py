@@ -36,6 +36,25 @@ def _read_kimi_delta(config: TrackedConfig) -> MixerFields:
     }  # fmt: skip
 
 
+def _read_bailing_delta(config: TrackedConfig) -> MixerFields:
+    heads = read_first("linear_num_heads", "num_attention_heads")(config)
+    width = read_first("linear_head_dim")(config)
+    return {
+        "kind": "kimi_delta", "num_heads": heads, "num_groups": heads, "key_dim": width, "head_dim": width,
+        "conv_width": read_first("linear_conv_kernel_dim", "short_conv_kernel_size")(config), "full_rank_gates": True,
+        "bounded_decay": read_flag("kda_safe_gate", True)(config),
+    }  # fmt: skip
+
+
+def _read_lightning(config: TrackedConfig) -> MixerFields:
+    heads, width = read_first("num_attention_heads")(config), config.first("head_dim")
+    width = read_d_model(config) // heads if width is None else width
+    return {
+        "kind": "lightning", "num_heads": heads, "num_groups": heads, "key_dim": width, "head_dim": width, "conv_width": 1,
+        "chunk": read_first("block_size")(config),
+    }  # fmt: skip
+
+
 # Keys of Mamba-2's sizes: those of Bamba and Granite 4, of Nemotron-H, of Mamba-2's own models.
 MAMBA2_KEYS: Mapping[str, tuple[str, ...]] = {
     "num_heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"), "head_dim": ("mamba_d_head", "mamba_head_dim", "head_dim"),
@@ -108,7 +127,8 @@ def _read_short_conv(config: TrackedConfig) -> MixerFields:
 
 
 RECURRENCE_READERS: Mapping[str, FieldReader] = {
-    "gated_delta": _read_gated_delta, "kimi_delta": _read_kimi_delta, "mamba2": _read_mamba2,
+    "gated_delta": _read_gated_delta, "kimi_delta": _read_kimi_delta, "bailing_delta": _read_bailing_delta,
+    "lightning": _read_lightning, "mamba2": _read_mamba2,
     "expanded_mamba2": _read_expanded_mamba2, "falcon_mamba2": _read_falcon_mamba2, "mamba1": _read_mamba1,
     "pure_mamba": _read_pure_mamba, "jamba": _read_jamba, "short_conv": _read_short_conv,
 }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.model.huggingface.field_readers import FieldReader, TrackedConfig, read_first
+from shardwise.model.huggingface.field_readers import SIZE_READERS, FieldReader, TrackedConfig, read_first
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
 
 
@@ -22,8 +22,79 @@ def _read_doubled_kv_heads(config: TrackedConfig) -> Any:
     return 2 * read_first("num_key_value_heads")(config)
 
 
+def _read_halved(key: str) -> FieldReader:
+    """Read a number of heads of differential attention, which pairs them."""
+
+    def read(config: TrackedConfig) -> Any:
+        heads = read_first(key)(config)
+        if not isinstance(heads, int) or heads % 2:
+            raise ValueError(f"{key} is {heads!r}; an even number is required for pairs of heads")
+        return heads // 2
+
+    return read
+
+
+def _read_doubled_width(config: TrackedConfig) -> Any:
+    return 2 * SIZE_READERS["head_dim"](config)
+
+
+def _read_halved_width(config: TrackedConfig) -> Any:
+    """Return the width of a gated MLP whose config has that of both its input matrices."""
+    width = read_first("ffn_dim")(config)
+    if not isinstance(width, int) or width % 2:
+        raise ValueError(f"ffn_dim is {width!r}; an even number is required, half for the gate")
+    return width // 2
+
+
+def _read_padded_rows(config: TrackedConfig) -> Any:
+    rows = read_first("vocab_size")(config)
+    return rows + 1 if isinstance(rows, int) else rows
+
+
+def _read_half_window(config: TrackedConfig) -> Any:
+    """Return the window of ModernBERT's decoder: half of its encoder's, which is on both sides."""
+    window = config.first("sliding_window")
+    return read_first("local_attention")(config) // 2 if window is None else window
+
+
+SLIDING_DEFAULTS = {
+    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "head_dim": 256,
+    "qk_nope_head_dim": 192, "v_head_dim": 128,
+}  # fmt: skip
+
+
+def _read_sliding(key: str) -> FieldReader:
+    """Read a size of the layers with a window of Dots 3: of the table of each layer, or under a key of its own."""
+
+    def read(config: TrackedConfig) -> Any:
+        table = config.first("per_layer_config")
+        if table is None:
+            default = SLIDING_DEFAULTS.get(key)
+            value = config.first(f"swa_{key}")
+            if value is None and key == "qk_rope_head_dim":
+                return _read_sliding("head_dim")(config) - _read_sliding("qk_nope_head_dim")(config)
+            return default if value is None else value
+        values = [fields.get(key, config.first(key)) for fields in table.values()]
+        if any(value != values[0] for value in values):
+            raise ValueError(
+                f"per_layer_config has several values of {key}; one for all layers with a window is known here"
+            )
+        return values[0] if values else config.first(key)
+
+    return read
+
+
+def _read_sliding_width(config: TrackedConfig) -> Any:
+    return _read_sliding("qk_nope_head_dim")(config) + _read_sliding("qk_rope_head_dim")(config)
+
+
 VARIANT_READERS: Mapping[str, FieldReader] = {
     "laguna_gate": _read_laguna_gate, "doubled_kv_heads": _read_doubled_kv_heads,
+    "halved_heads": _read_halved("num_attention_heads"), "halved_kv_heads": _read_halved("num_key_value_heads"),
+    "doubled_width": _read_doubled_width, "halved_width": _read_halved_width, "padded_rows": _read_padded_rows,
+    "half_window": _read_half_window, "sliding_width": _read_sliding_width, "sliding_heads": _read_sliding("num_attention_heads"),
+    "sliding_query_rank": _read_sliding("q_lora_rank"), "sliding_rank": _read_sliding("kv_lora_rank"),
+    "sliding_rotary_width": _read_sliding("qk_rope_head_dim"), "sliding_value_width": _read_sliding("v_head_dim"),
 }  # fmt: skip
 
 
@@ -47,7 +118,36 @@ def _first_and_every_sixth(config: TrackedConfig, num_layers: int) -> list[str]:
     return [FULL if layer == 0 or (layer + 1) % 6 == 0 else SLIDING for layer in range(num_layers)]
 
 
+def _dots_layers(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return which layers of Dots 3 have an indexer, and which a window and sizes of their own. Checks that these are the layers
+    of the table."""
+    names = {"full_attention": "indexed_attention"}
+    listed = config.first("layer_types") or [
+        "indexed_attention" if layer < 2 or layer % 4 == 1 else SLIDING for layer in range(num_layers)
+    ]
+    kinds = [names.get(kind, kind) for kind in listed]
+    table = config.first("per_layer_config")
+    with_window = {layer for layer, kind in enumerate(kinds) if kind == SLIDING}
+    if table is not None and {int(layer) for layer in table} != with_window:
+        raise ValueError("per_layer_config has other layers than those with a window; the same are required")
+    return kinds
+
+
+def _first_has_no_norm(config: TrackedConfig, num_layers: int) -> list[str]:
+    return ["first"] + ["plain"] * (num_layers - 1)
+
+
+def _first_of_n(config: TrackedConfig, num_layers: int) -> list[str]:
+    n = config.first("global_attn_every_n_layers") or 3
+    return [FULL if layer % n == 0 else SLIDING for layer in range(num_layers)]
+
+
+def _alternating(config: TrackedConfig, num_layers: int) -> list[str]:
+    return [FULL if layer % 2 == 0 else "linear_attention" for layer in range(num_layers)]
+
+
 VARIANT_LISTS: Mapping[str, ListReader] = {
     "ernie_experts": _ernie_experts, "first_dense": _first_dense, "three_dense": _three_dense,
+    "dots_layers": _dots_layers, "first_has_no_norm": _first_has_no_norm, "first_of_n": _first_of_n, "alternating": _alternating,
     "first_and_every_sixth": _first_and_every_sixth,
 }  # fmt: skip

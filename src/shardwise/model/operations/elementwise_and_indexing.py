@@ -106,6 +106,27 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
         flops_per_element=5,
         runnable=False,
     ),
+    # The first of two attentions minus the second times exp(a) - exp(b) + a constant, and one less that constant times its norm
+    # (Ye et al. 2024, Differential Transformer, 2.1)
+    "differential": ElementwiseFunction(
+        (
+            PASS_GRADIENT_ON,
+            FunctionGradient("differential_dsecond", (2, 3)),
+            FunctionGradient("differential_da", (1, 2)),
+            FunctionGradient("differential_db", (1, 3)),
+        ),
+        flops_per_element=2,
+        runnable=False,
+    ),
+    "differential_scale": ElementwiseFunction(
+        (FunctionGradient("differential_scale", ()),), linear=(0,), runnable=False
+    ),
+    # The dot product of two weights: what its gradient is partial over, the gradients of both are partial over too
+    "dot": ElementwiseFunction(
+        (FunctionGradient("dot_gradient", (1,)), FunctionGradient("dot_gradient", (0,))),
+        flops_per_element=2,
+        runnable=False,
+    ),
     # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back. Counted as if
     # all pairs turned (`Rotary.part`): the whole head is read and written, which is what it takes time for
     "rotary": ElementwiseFunction((FunctionGradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
@@ -154,6 +175,12 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
         flops_per_element=3,
         runnable=False,
     ),
+    # Decays between 1 and the exponential of a bound: bound * sigmoid(exp(rate) * x) (Ling 3.0; its code's safe gate)
+    "bounded_decay": ElementwiseFunction(
+        (FunctionGradient("bounded_decay_dx", (0, 1)), FunctionGradient("bounded_decay_drate", (0, 1))),
+        flops_per_element=5,
+        runnable=False,
+    ),
     # The same of a gate (Wang et al. 2023, BitNet b1.58; its code has it in place of SiLU)
     "gated_relu2": ElementwiseFunction(
         (FunctionGradient("gated_relu2_dgate", (0, 1)), FunctionGradient("gated_relu2_dup", (0,))), flops_per_element=3
@@ -167,7 +194,7 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     ),
     "scaled_sum": ElementwiseFunction((FunctionGradient("scale", (1,)), None)),
 }
-LINEAR_IN_FIRST_INPUT = ("negate", "scale", "identity", "rotary_back", "sum_to", "handover")
+LINEAR_IN_FIRST_INPUT = ("negate", "scale", "identity", "rotary_back", "sum_to", "handover", "dot_gradient")
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class VirtualDevices:
         self.moved[collective.kind, collective.axes] += num_elements
 
 
-DIMS = "EBTVFMSKGLOAHNXYIRUCQJPrqeWzD"  # the order in which the operands of a map are aligned
+DIMS = "EBTVFMSKGLOAHNXYIRUCQbJPrqehdWuD"  # the order in which the operands of a map are aligned
 
 
 class DeviceKernel:

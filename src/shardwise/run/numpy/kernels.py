@@ -75,6 +75,10 @@ def _sigmoid(x: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-x))
 
 
+def _sigmoid_slope(x: Array) -> Array:
+    return _sigmoid(x) * _sigmoid(-x)
+
+
 def _silu_slope(x: Array) -> Array:
     s = _sigmoid(x)
     return s * (1.0 + x * (1.0 - s))
@@ -104,6 +108,10 @@ def _gelu_slope(x: Array) -> Array:
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
 
 
+DECAY_BOUND = -5.0  # of the logarithm of a bounded decay. Source: kda_lower_bound of Ling 3.0's config
+DIFFERENTIAL_START = (
+    0.2  # the constant in the factor of the first layer. Source: lambda_init_fn of transformers' DiffLlama
+)
 # Of xIELU: the slope at zero, and the least exponent in size. Source: XIELUActivation of transformers
 XIELU_SLOPE, XIELU_EPSILON = 0.5, -1e-6
 
@@ -163,6 +171,13 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "softplus_gate": lambda x, logit, width: x * np.logaddexp(0.0, logit),
     "softplus_gate_dx": lambda dy, logit, width: dy * np.logaddexp(0.0, logit),
     "softplus_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit),
+    "dot": lambda x, y, width: x * y,
+    "dot_gradient": lambda dy, factor, width: dy * factor,
+    "differential": lambda first, second, a, b, width: first - (np.exp(a) - np.exp(b) + DIFFERENTIAL_START) * second,
+    "differential_dsecond": lambda dy, a, b, width: -(np.exp(a) - np.exp(b) + DIFFERENTIAL_START) * dy,
+    "differential_da": lambda dy, second, a, width: -np.exp(a) * dy * second,
+    "differential_db": lambda dy, second, b, width: np.exp(b) * dy * second,
+    "differential_scale": lambda x, width: (1.0 - DIFFERENTIAL_START) * x,
     "sink_share": lambda dy, out, lse, sinks, width: -np.exp(sinks - lse) * dy * out,
     "rotary": lambda x, positions, width: _rotate(x, positions, 1.0),
     "rotary_back": lambda x, positions, width: _rotate(x, positions, -1.0),
@@ -198,6 +213,11 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "log_decay": lambda step, rate, width: -np.exp(rate) * step,
     "log_decay_dstep": lambda dy, rate, width: -np.exp(rate) * dy,
     "log_decay_drate": lambda dy, step, rate, width: -np.exp(rate) * step * dy,
+    "bounded_decay": lambda x, rate, width: DECAY_BOUND * _sigmoid(np.exp(rate) * x),
+    "bounded_decay_dx": lambda dy, x, rate, width: dy * DECAY_BOUND * _sigmoid_slope(np.exp(rate) * x) * np.exp(rate),
+    "bounded_decay_drate": lambda dy, x, rate, width: (
+        dy * DECAY_BOUND * _sigmoid_slope(np.exp(rate) * x) * np.exp(rate) * x
+    ),
     "gated_relu2": lambda gate, up, width: np.maximum(gate, 0.0) ** 2 * up,
     "gated_relu2_dgate": lambda dy, gate, up, width: 2.0 * dy * up * np.maximum(gate, 0.0),
     "gated_relu2_dup": lambda dy, gate, width: dy * np.maximum(gate, 0.0) ** 2,
