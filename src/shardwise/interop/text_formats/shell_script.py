@@ -193,7 +193,7 @@ def training_command(text: str, source: str) -> TrainingCommand:
     """
     require_length(text, source, "a launch script")
     variables = ShellVariables(source)
-    command = max(_list_commands(text, variables), key=_num_options, default=[])
+    command = max(list_commands(text, variables, is_python_script), key=_num_options, default=[])
     if not _num_options(command):
         raise InputError(
             f"{source}: no command has an option; a script that starts a training (... --name value ...) is required"
@@ -210,8 +210,18 @@ def _num_options(tokens: list[str]) -> int:
     return sum(token.startswith("--") for token in tokens)
 
 
-def _list_commands(text: str, variables: ShellVariables, depth: int = 0) -> Iterator[list[str]]:
-    """Yield the words of each command of a text; assignments on the way set `variables`."""
+def is_python_script(token: str) -> bool:
+    """Return whether a word of a command is itself a script that starts a Python program with options."""
+    return " --" in token and ".py " in token
+
+
+def list_commands(
+    text: str, variables: ShellVariables, is_script: Callable[[str], bool], depth: int = 0
+) -> Iterator[list[str]]:
+    """Yield the words of each command of a text; assignments on the way set `variables`.
+
+    Words that are scripts themselves (`is_script`), as that of `bash -c`, are read as well.
+    """
     for statement in _reached_statements(text, variables):
         match = _ASSIGNMENT.match(statement)
         if match and _is_assignment(statement[match.end() :], variables.source):
@@ -222,9 +232,9 @@ def _list_commands(text: str, variables: ShellVariables, depth: int = 0) -> Iter
             continue
         for tokens in _split_commands(split_words(variables.expand(statement), variables.source)):
             yield tokens
-            for nested_script in (token for token in tokens if " --" in token and ".py " in token):
+            for nested_script in filter(is_script, tokens):
                 if depth < MAX_COMMAND_DEPTH:
-                    yield from _list_commands(nested_script, variables, depth + 1)
+                    yield from list_commands(nested_script, variables, is_script, depth + 1)
 
 
 def _is_assignment(value: str, source: str) -> bool:

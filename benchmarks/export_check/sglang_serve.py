@@ -1,0 +1,93 @@
+"""Whether SGLang's own parser takes the files of written deployments, and finds in them what was to be written.
+
+    pip install --no-deps sglang==0.5.23, and what its command line imports
+    python benchmarks/export_check/sglang_serve.py FOLDER
+
+Each script is run with a stand-in for `python3` that prints its words. These, and the words of the manifest, go through
+`ServerArgs.add_cli_args` and the reader of its files of options, and `ServerArgs.from_cli_args` is made of what they find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine_words import differing, judge, manifest_words, script_words
+
+sys.path.pop(0)  # this folder, whose scripts have the names of what they import
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+PARSER = argparse.ArgumentParser()
+ServerArgs.add_cli_args(PARSER)
+
+
+def problems_of(folder: Path, expected: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a folder."""
+    os.chdir(folder)
+    words, replicas, size = manifest_words(folder)
+    if (replicas, size) != (expected["starts"], expected["num_nodes"]):
+        yield f"manifest: {replicas} replicas of {size} pods"
+    for start in (script_words(folder, ("python3",)), words[1:]):
+        if start[:2] != ["-m", "sglang.launch_server"]:
+            yield f"found {start[:2]}"
+        yield from differing(*_found_and_expected(start[2:], expected))
+
+
+def _found_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if "--config" in words:
+        words = ConfigArgumentMerger(PARSER).merge_config_with_args(words)
+    arguments = PARSER.parse_args(words)
+    server = ServerArgs.from_cli_args(arguments)
+    copies, tokens, seqs = expected["attention_dp"], expected["max_batched_tokens"], expected["max_num_seqs"]
+    steps = expected["mtp_tokens"]
+    found = {
+        "checkpoint": server.model_path,
+        "devices": server.tp_size * server.pp_size * server.dp_size,
+        "nodes": server.nnodes,
+        "tp": server.tp_size // (server.attn_dp_size * server.attn_cp_size),
+        "pp": server.pp_size,
+        "cp": server.attn_cp_size,
+        "copies": server.attn_dp_size,
+        "ep": server.ep_size,
+        "replicas": server.dp_size,
+        "seqs": server.max_running_requests,
+        "chunk": server.chunked_prefill_size,
+        "length": server.context_length,
+        "memory": server.mem_fraction_static,
+        "cache": server.kv_cache_dtype,
+        "draft": (server.speculative_algorithm, server.speculative_num_steps),
+        "drafted": server.speculative_num_draft_tokens,
+    }
+    chunk = (None if tokens is None else tokens * copies) if expected["chunked_prefill"] else -1
+    wanted = {
+        "checkpoint": expected["checkpoint"],
+        "devices": expected["devices"],
+        "nodes": expected["num_nodes"],
+        "tp": expected["tp"],
+        "pp": expected["pp"],
+        "cp": expected["cp"],
+        "copies": copies,
+        "ep": expected["ep"],
+        "replicas": expected["copies"],
+        "seqs": None if seqs is None else seqs * copies,
+        "chunk": chunk,
+        "length": expected["max_model_len"],
+        "memory": expected["memory_fraction"],
+        "cache": "fp8_e4m3" if expected["cache_is_fp8"] else "auto",
+        "draft": ("EAGLE", steps) if steps else (None, None),
+        "drafted": steps + 1 if steps else None,
+    }
+    if not expected["chunked_prefill"] and tokens is not None:
+        found["tokens"], wanted["tokens"] = server.max_prefill_tokens, tokens
+    for name, value in expected["flags"].items():
+        found[name], wanted[name] = getattr(arguments, name.replace("-", "_")), value
+    return found, wanted
+
+
+if __name__ == "__main__":
+    sys.exit(judge(Path(sys.argv[1]).resolve(), problems_of))

