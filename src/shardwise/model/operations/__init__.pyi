@@ -3,6 +3,7 @@ from .base import Dims as Dims
 from .base import Operation as Operation
 from .base import OperationSharding as OperationSharding
 from .cached_tokens import CACHED_ATTENTION_OPERATIONS as CACHED_ATTENTION_OPERATIONS
+from .cached_tokens import CACHED_TOKEN_OPERATIONS as CACHED_TOKEN_OPERATIONS
 from .cached_tokens import SLOTS as SLOTS
 from .cached_tokens import SPAN as SPAN
 from .cached_tokens import AddVectorOnce as AddVectorOnce

@@ -295,3 +295,7 @@ class AddVectorOnce(Operation):
 
 
 CACHED_ATTENTION_OPERATIONS = (CachedAttention, LatentAttention)
+# Operations on cached tokens, but for recurrences.
+CACHED_TOKEN_OPERATIONS = (
+    AppendToCache, CachedAttention, LatentAttention, SelectSlots, CachedConvolution, PickTokens, AddVectorOnce
+)  # fmt: skip

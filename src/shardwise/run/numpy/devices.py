@@ -16,6 +16,7 @@ import numpy as np
 from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep, pad_vocabulary
 from shardwise.model import Accumulate, Contract, Lookup, Map, MatrixFunction, Operation, Program, Role, Route
 from shardwise.model.operations import (
+    CACHED_TOKEN_OPERATIONS,
     CONVOLUTION_OPERATIONS,
     Concatenate,
     ConcatenateGradient,
@@ -29,6 +30,7 @@ from shardwise.model.operations import (
 )
 from shardwise.model.operations.recurrences import SEGMENT_AXES
 from shardwise.run.numpy import kernels
+from shardwise.run.numpy.cached_tokens import CachedTokensKernel
 from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring_attention
 from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
 from shardwise.run.numpy.recurrences import ConvolutionKernel, RecurrenceKernel
@@ -228,7 +230,7 @@ class VirtualDevices:
         self.moved[collective.kind, collective.axes] += num_elements
 
 
-DIMS = "EBTVFMSKGLOAHNXYIRUCQbJPrqehdWuD"  # the order in which the operands of a map are aligned
+DIMS = "EBTZjVFMSKGLOAHNXYIRUCQbJPrqehdWuD"  # the order in which the operands of a map are aligned
 
 
 class DeviceKernel:
@@ -251,6 +253,8 @@ class DeviceKernel:
                     selected=self.devices.selected(self.operation, arrays)
                 )
                 return kernels.attention_gradient(operands, *arrays[5:8])
+            case operation if isinstance(operation, CACHED_TOKEN_OPERATIONS):
+                return self.cached_kernel(arrays)
             case SequenceRecurrence() as operation:
                 return RecurrenceKernel(operation, self.placed.inputs, self.placed.outputs, self.segment)(arrays)
             case operation if isinstance(operation, CONVOLUTION_OPERATIONS):
@@ -294,6 +298,12 @@ class DeviceKernel:
             case MatrixFunction():
                 return self.of_matrix(operation, arrays)
         raise TypeError(f"no kernel for {operation}")
+
+    def cached_kernel(self, arrays: list[Array]) -> tuple[Array, ...]:
+        """Run an operation of inference on cached tokens."""
+        kernel = CachedTokensKernel(self.operation, self.placed, self.devices.sizes)
+        tokens = self.placed.inputs[0].axes_of("T")
+        return kernel(arrays, self.devices.mesh.position(self.coordinate, tokens), self.devices.mesh)
 
     @property
     def coordinate(self) -> Mapping[str, int]:

@@ -299,13 +299,17 @@ def attention(
     q: Array, k: Array, v: Array, queries: Array, keys: Array, selected: Array | None = None
 ) -> tuple[Array, Array]:
     """Return causal attention [B,T,K,G,U] and log-sum-exp [B,T,K,G]; 0 and MASKED for a query that sees no key."""
-    scores = _scores(q, k, queries, keys, selected)
+    shares, lse = softmax_of_visible(_scores(q, k, queries, keys, selected))
+    return np.einsum("bkgts,bsku->btkgu", shares, v), np.einsum("bkgt->btkg", lse)
+
+
+def softmax_of_visible(scores: Array) -> tuple[Array, Array]:
+    """Return the softmax over the last dim, zero for masked scores, and log-sum-exp; 0 and MASKED where all are masked."""
     largest = scores.max(axis=-1, keepdims=True)
     weights = np.where(scores > MASKED, np.exp(scores - largest), 0.0)
     total = weights.sum(axis=-1)
     lse = np.where(total > 0, largest[..., 0] + np.log(np.maximum(total, 1e-300)), MASKED)
-    shares = weights / np.maximum(total, 1e-300)[..., None]
-    return np.einsum("bkgts,bsku->btkgu", shares, v), np.einsum("bkgt->btkg", lse)
+    return weights / np.maximum(total, 1e-300)[..., None], lse
 
 
 class AttentionOperands(NamedTuple):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shardwise.model.operations import (
     SEGMENTS,
+    CachedRecurrence,
     Dims,
     Operation,
     Recurrence,
@@ -142,6 +143,8 @@ class RecurrenceKernel:
             case Recurrence():
                 initial = self._segments(arrays[-2:]).state_before(self.segment or 0)
                 return self._results([scan_tokens(self._tokens(arrays[:-2]), initial)[0]], [self._rows("X")])
+            case CachedRecurrence():
+                return self._with_state(arrays)
             case RecurrenceGradient():
                 return self._gradient(arrays)
             case SegmentState():
@@ -149,6 +152,12 @@ class RecurrenceKernel:
             case SegmentAdjoint():
                 return self._adjoint(arrays)
         raise TypeError(f"no kernel for {self.operation}")
+
+    def _with_state(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the outputs of new tokens and the state that they leave, from the state before them."""
+        dims = self._state_dims()[1:]
+        outputs, states = scan_tokens(self._tokens(arrays[:-1]), _align(arrays[-1], self.operands[-1], dims))
+        return self._results([outputs, states[-1]], [self._rows("X"), dims])
 
     @property
     def _is_delta(self) -> bool:
