@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
-from shardwise.hardware import Cluster
 from shardwise.interop.launches.launch import cluster_machines
-from shardwise.layout import Layout, choices_from_pins, layout_as_run, stack_of
+from shardwise.layout import Choices, Layout, choices_from_pins, layout_as_run, stack_of
 from shardwise.layout.layout import AXES
 from shardwise.measure.experiments.grid_file import COMMAND, TRAIN, ExperimentGrid
 from shardwise.measure.experiments.ledger_lines import Configuration, Prediction, Setting
-from shardwise.price import Problem
+from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.plan_sweep import SweepCase, sweep_cases
-from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
+from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.values import InputError, NothingFitsError, Progress, ignore_progress, pluralize, prefix_progress
 
 BORDERLINE_EXCESS = 0.25  # of the memory: layouts that need up to this share more are kept, as out of memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A configuration that can be run, with what predicts it; a command without a cluster has no problem."""
 
@@ -29,18 +29,27 @@ class Candidate:
     layout: Layout | None = None
     defaults: tuple[str, ...] = ()
 
-    def predict(self, cluster: Cluster | None = None) -> Prediction | None:
-        """Return the prediction, on the cluster with newer constants if one is given; None for a command alone."""
-        if self.problem is None or self.layout is None:
+    @cached_property
+    def priced(self) -> Estimate | None:
+        """The estimate of its layout; None for a command alone."""
+        return estimate(self.problem, self.layout) if self.problem is not None and self.layout is not None else None
+
+    @property
+    def step_terms(self) -> Mapping[str, float]:
+        """Predicted seconds of a step by term."""
+        return self.priced.time if self.priced else {}
+
+    def predict(self) -> Prediction | None:
+        """Return the prediction before anything is measured; None for a command alone."""
+        priced = self.priced
+        if priced is None or self.problem is None:
             return None
-        problem = self.problem if cluster is None else replace(self.problem, cluster=cluster)
-        priced = estimate(problem, self.layout)
-        price = problem.cluster.chip.price_usd_per_hour
+        price = self.problem.cluster.chip.price_usd_per_hour
         return Prediction(
             step_time_s=priced.step_time_s, interval90=priced.interval90, memory_bytes=priced.memory_bytes,
             capacity_bytes=priced.memory_capacity_bytes, fits=priced.verdict, mfu=priced.mfu,
             tokens_per_s_per_device=priced.tokens_per_s_per_device,
-            usd_per_hour=None if price is None else price * problem.cluster.num_devices,
+            usd_per_hour=None if price is None else price * self.problem.cluster.num_devices,
         )  # fmt: skip
 
 
@@ -122,17 +131,20 @@ def _layouts(grid: ExperimentGrid, problem: Problem, case: SweepCase, progress: 
         choices = choices_from_pins(pins, {}, case.choices, runnable=grid.target == TRAIN)
         if choices is not None:
             choices = choices.limit_to_stack(stack, problem.architecture, case.job, problem.cluster.scale_up_size)
-        try:
-            result = search_layouts(problem, choices=choices, top=grid.top, reserve=-BORDERLINE_EXCESS)
-        except NothingFitsError:  # no legal layout with these pins
-            continue
-        layouts += [layout_as_run(stack, layout) for layout in _kept_layouts(result)]
+        layouts += [layout_as_run(stack, layout) for layout in _search(problem, choices, grid)]
     return list(dict.fromkeys(layouts))
 
 
-def _kept_layouts(result: SearchResult) -> list[Layout]:
-    """Return the fastest layouts; where all are far beyond the memory, the one with the least of it."""
-    return [row.layout for row in result.best] or [result.least_memory.layout]
+def _search(problem: Problem, choices: Choices | None, grid: ExperimentGrid) -> list[Layout]:
+    """Return the fastest layouts that fit, then some that need a little more memory; with neither the one that needs least."""
+    try:
+        fitting = search_layouts(problem, choices=choices, top=grid.top)
+        nearby = search_layouts(problem, choices=choices, top=grid.top, reserve=-BORDERLINE_EXCESS)
+    except NothingFitsError:  # no legal layout with these pins
+        return []
+    layouts = [row.layout for row in fitting.best]
+    beyond = [row.layout for row in nearby.best if row.memory_bytes > problem.cluster.chip.capacity_bytes]
+    return [*layouts, *beyond[: max(grid.borderline, grid.top // 4)]] or [fitting.least_memory.layout]
 
 
 def placeholder_values(candidate: Candidate) -> dict[str, Setting]:

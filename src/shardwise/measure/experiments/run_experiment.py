@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.measure.experiments.candidates import Candidate, list_candidates
 from shardwise.measure.experiments.driver import ExperimentDriver, RunChooser
+from shardwise.measure.experiments.expected_information import ExpectedInformation
 from shardwise.measure.experiments.grid_file import ExperimentGrid, read_grid
 from shardwise.measure.experiments.ledger import Ledger
 from shardwise.measure.experiments.ledger_lines import LedgerLine, SessionLine, utc_now
@@ -80,5 +81,7 @@ def record_candidates(ledger: Ledger, experiment: Mapping[str, Any], candidates:
 def make_chooser(
     grid: ExperimentGrid, candidates: Mapping[str, Candidate], experiment: Mapping[str, Any]
 ) -> RunChooser:
-    """Return what decides which configuration is run next."""
+    """Return what decides which configuration is run next: what is expected to gain most, or without predictions the first."""
+    if grid.problem is not None:
+        return ExpectedInformation(candidates, grid.budget, experiment, grid.borderline)
     return ListedOrder(tuple(candidates), grid.budget, experiment)
