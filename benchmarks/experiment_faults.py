@@ -86,16 +86,24 @@ def drive(folder: Path, grid: Path, devices: int, kills: int, seed: int) -> int:
         "--ledger",
         str(folder / "ledger.jsonl"),
     ]
+    ledger = folder / "ledger.jsonl"
     while True:
+        num_bytes = ledger.stat().st_size if ledger.exists() else 0
         with (folder / "driver.txt").open("ab") as output:
             driver = subprocess.Popen([*command, "--set", f"devices={devices}"], stdout=output, stderr=output)
-            try:
-                driver.wait(chance.uniform(1.0, 4.0) if num_killed < kills else None)
-                return num_killed
-            except subprocess.TimeoutExpired:
-                driver.send_signal(signal.SIGKILL)
-                driver.wait()
-                num_killed += 1
+        if num_killed == kills:
+            driver.wait()
+            return num_killed
+        while driver.poll() is None and not (ledger.exists() and ledger.stat().st_size > num_bytes):
+            time.sleep(0.01)  # until it has begun
+        try:
+            driver.wait(chance.uniform(0.0, 2.0))
+        except subprocess.TimeoutExpired:
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+            num_killed += 1
+        else:
+            return num_killed
 
 
 def problems_of(folder: Path, faults: list[str]) -> list[str]:

@@ -186,10 +186,10 @@ def test_a_renewed_prediction_is_that_of_the_regression_in_closed_form() -> None
     (before,) = renew_predictions([first], [])
     deviation = math.log(1.25 / 0.8) / (2 * 1.6449)
     assert (before.mean, before.deviation) == (pytest.approx(0.0, abs=1e-12), pytest.approx(deviation, rel=1e-3))
-    (after,) = renew_predictions([first], [(0, 1.2)])
+    (after,) = renew_predictions([first], [(0, 1.05)])
     noise_variance, shared_variance = 0.1 * deviation**2, 0.9 * deviation**2
     gain = shared_variance / (shared_variance + max(noise_variance, (0.03 / 1.6449) ** 2))
-    assert after.mean == pytest.approx(gain * math.log(1.2), rel=1e-6)
+    assert after.mean == pytest.approx(gain * math.log(1.05), rel=1e-6)
     assert after.deviation < before.deviation
 
 

@@ -110,8 +110,8 @@ class ExpectedInformation:
         """Return why a prediction does not fit; "" for one that fits, or needs no more than a run that did."""
         if prediction.fits != DOES_NOT_FIT or _excess(prediction) <= allowed:
             return ""
-        needed, capacity = prediction.memory_bytes or 0.0, prediction.capacity_bytes or 0.0
-        return f"needs {format_bytes(needed)} of {format_bytes(capacity)}"
+        num_bytes, capacity = prediction.memory_bytes or 0.0, prediction.capacity_bytes or 0.0
+        return f"needs {format_bytes(num_bytes)} of {format_bytes(capacity)}"
 
     def order(self, rows: Mapping[str, LedgerRow]) -> Sequence[LedgerRow]:
         """Return what may be run within the budget: the best predictions of groups without a run, then by expected gain."""

@@ -88,8 +88,10 @@ def renew_predictions(terms: Sequence[StepTerms], measured: Sequence[tuple[int, 
         variances = np.maximum(np.sum(features**2 * prior, axis=1) + first_noise**2, deviations**2)
         return [LogStep(mean=float(m), deviation=float(v)) for m, v in zip(middles, np.sqrt(variances), strict=True)]
     indices = [index for index, _ in measured]
-    rows = _LinearModel(features[indices], np.log([s for _, s in measured]) - middles[indices], prior)
-    noise = rows.noise_deviation(first_noise, most=max(typical, first_noise))
+    residuals = np.log([s for _, s in measured]) - middles[indices]
+    prior[0] = max(prior[0], float(np.mean(residuals)) ** 2)  # runs that are all far off say how far off all may be
+    rows = _LinearModel(features[indices], residuals, prior)
+    noise = rows.noise_deviation(first_noise, largest=max(typical, first_noise))
     means, variances = rows.predict(features, noise)
     noise_variances = (noise * np.maximum(scale, 1.0)) ** 2
     return [
@@ -112,7 +114,7 @@ class _LinearModel:
         weights = covariance @ self.features.T @ self.residuals / noise**2
         return features @ weights, np.einsum("ij,jk,ik->i", features, covariance, features)
 
-    def noise_deviation(self, first: float, most: float) -> float:
+    def noise_deviation(self, first: float, largest: float) -> float:
         """Return the noise for which the runs, each predicted from the others, scatter as they should.
 
         With few runs the first guess; its (n + 5) / n as wide covers 89% for normal errors (`cluster_calibration`).
@@ -120,7 +122,7 @@ class _LinearModel:
         count = len(self.residuals)
         if count < FEWEST_FOR_NOISE:
             return first
-        grid = np.geomspace(LEAST_DEVIATION, max(most, LEAST_DEVIATION * 1.001), 24)
+        grid = np.geomspace(LEAST_DEVIATION, max(largest, LEAST_DEVIATION * 1.001), 24)
         scatter = [self._standardised_scatter(noise) for noise in grid]
         fitting = next((noise for noise, value in zip(grid, scatter, strict=True) if value <= 1.0), grid[-1])
         return float(fitting) * math.sqrt((count + 5) / count)

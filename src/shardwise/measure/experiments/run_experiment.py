@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from shardwise.measure.experiments.candidates import Candidate, list_candidates
@@ -15,7 +16,7 @@ from shardwise.measure.experiments.ledger import Ledger
 from shardwise.measure.experiments.ledger_lines import LedgerLine, SessionLine, utc_now
 from shardwise.measure.experiments.ledger_summary import ExperimentStatus, summarise_ledger
 from shardwise.measure.experiments.listed_order import ListedOrder
-from shardwise.measure.experiments.places import make_backend
+from shardwise.measure.experiments.places import make_backend, read_time
 from shardwise.measure.experiments.run_targets import make_target
 from shardwise.run.faults.stop_request import StopRequest
 from shardwise.search.plan import software_versions
@@ -43,7 +44,10 @@ def run_experiment(
     process writes the ledger, and `SystemExit` after a signal; the same call then goes on.
     """
     grid = read_grid(request.grid)
-    backend = make_backend(request.place, request.settings)
+    if (most_s := read_time(request.settings)) is not None:
+        grid = replace(grid, time_limit_s=most_s)
+    scheduler_folder = Path(request.ledger).with_name(f"{Path(request.ledger).stem}.scheduler")
+    backend = make_backend(request.place, request.settings, scheduler_folder)
     candidates = list_candidates(grid, progress)
     target = make_target(grid, candidates)
     experiment = describe_experiment(grid)
