@@ -15,6 +15,7 @@ from .hardware.cluster_loading import load_cluster as load_cluster
 from .hardware.network.compare_collective_algorithms import PlacedCollective as PlacedCollective
 from .layout.choices import Choices as Choices
 from .layout.layout import Layout as Layout
+from .layout.network_groups import ClusterNetwork as ClusterNetwork
 from .measure.calibrate.cluster_calibration import ClusterCalibration as ClusterCalibration
 from .measure.calibrate.validation import EvaluatedRuns as EvaluatedRuns
 from .measure.utilisation import UtilisationReport as UtilisationReport
@@ -54,6 +55,7 @@ from .present.verbs.sharded_products import matmul as matmul
 from .present.verbs.sharded_products import reshard as reshard
 from .present.verbs.simulation import instructions as instructions
 from .present.verbs.simulation import simulation as simulation
+from .present.verbs.switched_networks import network as network
 from .price.estimate import Estimate as Estimate
 from .price.reliability import Reliability as Reliability
 from .price.simulation.result import Simulation as Simulation

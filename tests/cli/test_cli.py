@@ -260,6 +260,7 @@ FLAGS = {
         "--transformer-impl",
     ],
     "collective": ["--axes", "--draw", "--dtype", "--help", "--json", "--on", "--one-way"],
+    "network": ["--bytes", "--draw", "--help", "--json", "--layout", "--verbose"],
     "estimate": [
         "--batch-schedule",
         "--batch-tokens",

@@ -24,6 +24,7 @@ FUNCTIONS = (
     "collective",
     "instructions",
     "matmul",
+    "network",
     "precision",
     "reshard",
     "rule",

@@ -16,6 +16,7 @@ from shardwise.hardware.calibration_constants import Calibration, scale_rates
 from shardwise.hardware.chips import Chip, chip_names, get_catalog_entry
 from shardwise.hardware.nearest_shorthand import nearest_shorthand
 from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switch_levels import SwitchLevel
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import TWISTABLE_SHAPES, Torus, is_twistable
@@ -27,8 +28,9 @@ from shardwise.values import InputError, MissingValueError, parse_quantity
 class Cluster:
     """Chips, their network, and the measured constants that apply to them (None: nothing was measured).
 
-    `topology` has the nominal rates of the catalogue or of the cluster's file in bytes/s, whatever was measured.
-    `load_cluster` makes one.
+    `topology` has the nominal rates of the catalogue or of the cluster's file in bytes/s, whatever was measured. `levels` are the
+    switches that a file states, from the inside out, of which the topology is made; empty where none does. `load_cluster` makes
+    one.
 
     >>> from shardwise.hardware.cluster_loading import load_cluster
     >>> cluster = load_cluster("tpu-v5p:4x4x4")
@@ -40,6 +42,7 @@ class Cluster:
     chip: Chip
     topology: Topology
     calibration: Calibration | None = None
+    levels: tuple[SwitchLevel, ...] = ()
 
     @property
     def num_devices(self) -> int:

@@ -23,7 +23,9 @@ from shardwise.hardware.calibration_constants import (
 )
 from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip, read_chip, relative_clock
 from shardwise.hardware.cluster import Cluster, build_pods, build_torus
+from shardwise.hardware.level_files import level_entries, read_levels
 from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switch_levels import SwitchLevel, switched_by_levels
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import TWISTABLE_SHAPES, WRAP_RULES, Torus, is_twistable
@@ -53,7 +55,7 @@ class MeasuredCluster(NamedTuple):
 
 
 def read_cluster_file(path: str) -> MeasuredCluster:
-    """Read a user's own cluster from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
+    """Read a user's own cluster from a TOML file: a chip; a torus, tiers or levels of switches; a calibration if there is one.
 
     Raises `InputError` with all problems.
     """
@@ -61,21 +63,26 @@ def read_cluster_file(path: str) -> MeasuredCluster:
     messages = FileMessages("cluster: ", "the path of a .toml file is required")
     table = parse_toml(read_text(file, messages), path, messages)
     where = file.name
-    reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "calibration"))
+    reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "levels", "calibration"))
     chip, base_name = _read_chip_table(reader)
     base = get_catalog_entry(base_name) if base_name is not None else {}
-    network_keys = [key for key in ("torus", "tiers") if key in table]
+    network_keys = [key for key in ("torus", "tiers", "levels") if key in table]
     if len(network_keys) != 1:
-        which = "both" if network_keys else "neither"
-        reader.problems.append(f"{where}: found {which} of torus and tiers; one of them is required")
+        which = " and ".join(network_keys) or "neither"
+        reader.problems.append(f"{where}: found {which} of torus, tiers and levels; one of them is required")
     topology: Topology | None = None
+    levels: tuple[SwitchLevel, ...] = ()
     if network_keys == ["torus"]:
         topology = _read_pods(reader, _read_torus(reader, base), chip)
-    elif network_keys == ["tiers"]:
-        topology = _read_tiers(reader)
+    elif network_keys in (["tiers"], ["levels"]):
+        if network_keys == ["levels"]:
+            levels = read_levels(reader)
+            topology = switched_by_levels(levels) if levels else None
+        else:
+            topology = _read_tiers(reader)
         if "pods" in table:
             reader.add_problem(
-                "pods", "a torus beside it: tiers take the place of pods, with one more tier of so many groups,"
+                "pods", f"a torus beside it: {network_keys[0]} take the place of pods, with one more of so many groups,"
             )
     calibration = read_calibration(reader, chip) if "calibration" in table else None
     name = reader.text("name", file.stem)
@@ -84,7 +91,7 @@ def read_cluster_file(path: str) -> MeasuredCluster:
     assert topology is not None
     if math.prod(topology.levels) > MAX_DEVICES:
         raise InputError(f"{where}: {math.prod(topology.levels):,} devices; at most {MAX_DEVICES:,} are planned for")
-    return MeasuredCluster(Cluster(name=name, chip=chip, topology=topology), calibration)
+    return MeasuredCluster(Cluster(name=name, chip=chip, topology=topology, levels=levels), calibration)
 
 
 def _read_chip_table(reader: TableReader) -> tuple[Chip | None, str | None]:
@@ -290,7 +297,7 @@ def format_cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Map
         *_chip_line(nominal.chip),
         *_torus_toml_lines(nominal.topology),
     ]
-    lines += [*_chip_lines(nominal.chip), *_tier_lines(nominal.topology), "", "[calibration]"]
+    lines += [*_chip_lines(nominal.chip), *_switch_lines(nominal), "", "[calibration]"]
     for name, value in calibration_entries(calibration):
         if name != "constants":
             lines.append(f"{name} = {format_toml_value(value)}")
@@ -361,7 +368,17 @@ def _torus_toml_lines(topology: Topology) -> Iterator[str]:
         yield f"torus = {format_toml_value({field.name: getattr(torus, field.name) for field in fields(torus)})}"
 
 
-def _tier_lines(topology: Topology) -> Iterator[str]:
-    for tier in topology.tiers if isinstance(topology, Switched) else ():
-        values = {f.name: getattr(tier, f.name) for f in fields(tier) if f.name != "links" or tier.links}
+def _switch_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield the levels of a cluster, or else its tiers."""
+    if cluster.levels:
+        for level in cluster.levels:
+            yield from (
+                "",
+                "[[levels]]",
+                *(f"{key} = {format_toml_value(value)}" for key, value in level_entries(level)),
+            )
+        return
+    for tier in cluster.topology.tiers if isinstance(cluster.topology, Switched) else ():
+        values = {f.name: getattr(tier, f.name) for f in fields(tier) if f.name not in ("links", "reduces")}
+        values |= {"links": tier.links} if tier.links else {}
         yield from ("", "[[tiers]]", *(f"{name} = {format_toml_value(value)}" for name, value in values.items()))

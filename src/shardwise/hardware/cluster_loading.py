@@ -124,7 +124,7 @@ def resize_cluster(cluster: Cluster, num_devices: int) -> Cluster:
             f"cluster: {cluster.name} has no part of {num_devices} devices; whole hosts and leaves of a switched network are "
             "required, or a plan for the cluster that there is"
         )
-    return replace(cluster, name=name, topology=network)
+    return replace(cluster, name=name, topology=network, levels=())
 
 
 MAX_GROWTH = 64  # times the devices

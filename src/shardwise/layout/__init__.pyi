@@ -11,6 +11,8 @@ from .layout import cp_variant_names as cp_variant_names
 from .layout import get_cp_variant as get_cp_variant
 from .layout import layout_from_fields as layout_from_fields
 from .layout import parse_fields as parse_fields
+from .network_groups import ClusterNetwork as ClusterNetwork
+from .network_groups import describe_network as describe_network
 from .payload import DERIVED_FIELDS as DERIVED_FIELDS
 from .payload import LayoutFacts as LayoutFacts
 from .payload import parse_layout_shape as parse_layout_shape

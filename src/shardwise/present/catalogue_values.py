@@ -211,7 +211,7 @@ def _network_values(
         yield f"pods.{key}", value, sources["pods"] if key == "bytes_per_s" else otherwise
     for tier in network.get("tiers", ()):
         for key, value in tier.items():
-            if key != "name" and (key, value) != ("links", 0):
+            if key != "name" and (key, value) not in (("links", 0), ("reduces", False)):
                 about = "latency" if "latency" in key else key
                 source = sources.get(f"{tier['name']}_{about}", sources.get(tier["name"], otherwise))
                 if (key, value) == ("fraction", 1.0) or (about, value) == ("latency", 0.0):

@@ -16,7 +16,7 @@ from shardwise.batch_size.run_noise import run_noise
 from shardwise.book_formulas.rooflines import block_roofline, load_chip_and_links
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts import batch_size_charts, measurement_charts, plan_charts, sharding_charts
+from shardwise.present.charts import batch_size_charts, measurement_charts, network_charts, plan_charts, sharding_charts
 from shardwise.present.charts.chart import (
     Axis,
     Band,
@@ -88,6 +88,7 @@ RESULTS: Mapping[str, Charts] = {
     "anatomy": lambda: (anatomy(),),
     "shards": lambda: (shards(),),
     "formats": lambda: sharding_charts.format_charts([NUMBER_FORMATS[name] for name in ("bf16", "e4m3")]),
+    "network": lambda: (network_charts.network_chart(sw.network("h100:64", layout="tp=8 dp=8")),),
     "collective": lambda: (sharding_charts.collective_chart(sw.collective("all-to-all", "1GB", axes="4,4", on="tpu-v5p")),),
     "block": lambda: (block(),),
     "accuracy": lambda: (

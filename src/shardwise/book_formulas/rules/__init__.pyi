@@ -105,6 +105,11 @@ from .state_and_activations import zero3_extra_all_gathers as zero3_extra_all_ga
 from .state_and_activations import zero_memory_reduction as zero_memory_reduction
 from .state_and_activations import zero_state_bytes as zero_state_bytes
 from .state_and_activations import zero_traffic_per_param as zero_traffic_per_param
+from .switched_networks import dp_min_tokens_across_nodes as dp_min_tokens_across_nodes
+from .switched_networks import ep_min_d_ff_across_nodes as ep_min_d_ff_across_nodes
+from .switched_networks import level_collective_bytes_per_s as level_collective_bytes_per_s
+from .switched_networks import pp_transfer_s as pp_transfer_s
+from .switched_networks import tp_min_d_ff_across_nodes as tp_min_d_ff_across_nodes
 from .systolic import MatrixProduct as MatrixProduct
 from .systolic import SystolicArray as SystolicArray
 from .systolic import padding_efficiency as padding_efficiency

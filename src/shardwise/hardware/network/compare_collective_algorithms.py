@@ -200,6 +200,8 @@ def _switched_options(collective: _GroupCollective, network: Switched) -> list[A
     """Return the fastest algorithm that any switch allows, then the others by time."""
     costs = switch_collective_costs(collective.operation, collective.num_bytes, network, collective.cuts)
     algorithms = [collective.algorithm(name, cost, additive=True) for name, cost in costs.items()]
+    if network.tiers[0].reduces:  # as the cluster's file says
+        algorithms = [replace(algorithm, condition="") for algorithm in algorithms]
     algorithms.sort(key=lambda option: (option.time_s, option.name))
     fastest = next(option for option in algorithms if not option.condition)
     return [fastest, *(option for option in algorithms if option is not fastest)]

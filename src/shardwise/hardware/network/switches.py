@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from shardwise.hardware.network.links import CollectiveCost, CollectiveName, Cut, Link, nccl_factors
 from shardwise.values import Value, lookup, maximum, where
+from shardwise.values.payload import OMIT_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,8 @@ class Tier:
     """One tier of switches: `size` groups of the tier below, full-duplex egress per device, sustained fraction.
 
     `links`: without a switch, the direct links of a device to as many others, all of them joined pair by pair (a full mesh,
-    such as xGMI's); `bytes_per_s` is over all of them. 0 where there is a switch.
+    such as xGMI's); `bytes_per_s` is over all of them. 0 where there is a switch. `reduces`: the switches sum and multicast, and
+    AllReduces are priced so; only clusters whose file states levels say it.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Tier:
     hop_latency_s: float
     base_latency_s: float = 0.0
     links: int = 0
+    reduces: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     def egress(self, size: Value) -> Value:
         """Return the sustained bytes/s that a device sends to the `size - 1` others of a group: in a mesh over one link for
@@ -65,6 +68,31 @@ class Switched:
             latency = maximum(latency, base) + (cut.size - 1) * tier.hop_latency_s
             inside = inside * cut.size
         return Link(slowest, latency, additive=True)
+
+    def all_reduce_link(self, cuts: Sequence[Cut]) -> Link:
+        """Return the link of an AllReduce, per byte of the summand: twice an AllGather, but over tiers that reduce once.
+
+        Of a tier that reduces each device sends its summand once and gets the sum: (n+1)/n over the innermost, where devices
+        also send what the switch has summed for them to be multicast, 1 over others. Source: `in_switch_cost`.
+        """
+        slowest: Value = 0.0
+        launch_s: Value = 0.0
+        hops_s: Value = 0.0
+        inside: Value = 1
+        for number, (tier, cut) in enumerate(zip(self.tiers, cuts, strict=True)):
+            share = 2 * (cut.size - 1) / cut.size
+            if tier.reduces:
+                share = where(cut.size > 1, (cut.size + 1) / cut.size if number == 0 else 1.0, 0.0)
+            slowest = maximum(slowest, share / (inside * tier.egress(cut.size)))
+            launch_s = maximum(launch_s, where(cut.size > 1, tier.base_latency_s, 0.0))
+            hops_s = hops_s + 2 * (where(cut.size > 1, 1, 0) if tier.reduces else cut.size - 1) * tier.hop_latency_s
+            inside = inside * cut.size
+        return Link(slowest, launch_s + hops_s, additive=True)
+
+    @property
+    def reduces(self) -> bool:
+        """True if the switches of any tier sum and multicast."""
+        return any(tier.reduces for tier in self.tiers)
 
     def neighbour_link(self, cuts: Sequence[Cut]) -> Link:
         """Return the link of a send to the next device of a group: the outermost tier that the group spans; in a mesh one
@@ -147,7 +175,7 @@ def switch_collective_costs(
         "ring": lambda: ring_cost(operation, num_bytes, crossed),
         "hierarchical": lambda: hierarchical_cost(operation, num_bytes, network, cuts),
         "tree": lambda: tree_cost(operation, num_bytes, crossed),
-        IN_SWITCH: lambda: in_switch_cost(operation, num_bytes, crossed),
+        IN_SWITCH: lambda: in_switch_cost(operation, num_bytes, network, cuts),
     }
     is_available = {"hierarchical": len(crossed) > 1, IN_SWITCH: cuts[0].size > 1 and not network.tiers[0].links}
     algorithms = lookup(ALGORITHMS, operation, "collective")
@@ -218,26 +246,27 @@ def tree_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[Cro
     )
 
 
-def in_switch_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[CrossedTier]) -> CollectiveCost:
-    """Return the cost if the innermost switch reduces and multicasts, with rings between the nodes, pipelined.
+def in_switch_cost(
+    operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
+) -> CollectiveCost:
+    """Return the cost if the innermost switch reduces and multicasts, with rings over outer tiers that do not, pipelined.
 
     An AllReduce: each of n devices sends V to be summed in the switch, and V/n of sums to be multicast: V(n+1)/n instead of
     2V(n-1)/n. An AllGather or ReduceScatter still receives or sends (n-1)/n of V, in one hop instead of n-1.
     Assumes: switches that reduce (NVLink SHARP: third-generation NVSwitch and later). Source: NCCL's NVLS algorithm;
     Klenk et al. 2020, an in-network architecture for accelerating shared-memory multiprocessor collectives.
+    Differs: Austin et al., chapter 12, count V for an AllReduce, as a device adds its own share itself.
     """
-    inner, outer = crossed[0], crossed[1:]
-    passes, extra_shares = nccl_factors(operation).passes, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
-    share = (inner.size + lookup(extra_shares, operation, "collective")) / inner.size
-    seconds_per_byte = [share * inner.seconds_per_byte]
-    seconds_per_byte += [passes * (span.size - 1) / span.size * span.seconds_per_byte for span in outer]
-    hops = sum(span.size - 1 for span in outer)
-    latency = inner.tier.hop_latency_s + sum((span.size - 1) * span.tier.hop_latency_s for span in outer)
+    inner, *outer = network.tiers
+    reducing = Switched(tiers=(replace(inner, reduces=True), *outer))
+    spans = crossed_tiers(reducing, cuts)
+    passes, hops = nccl_factors(operation).passes, [1 if span.tier.reduces else span.size - 1 for span in spans]
+    hops_s = sum(count * span.tier.hop_latency_s for count, span in zip(hops, spans, strict=True))
+    link = reducing.all_reduce_link(cuts) if operation == "all_reduce" else reducing.gather_link(cuts)
     return CollectiveCost(
-        latency_s=_launch_latency(crossed) + passes * latency,
-        bandwidth_s=num_bytes * max(seconds_per_byte),
-        hops=passes * (1 + hops),
-    )
+        latency_s=_launch_latency(spans) + passes * hops_s, bandwidth_s=num_bytes * link.seconds_per_byte,
+        hops=passes * sum(hops),
+    )  # fmt: skip
 
 
 def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut], copies: Value = 1) -> Value:

@@ -48,6 +48,14 @@ class GroupLinks:
         """Return the AllGather link of the group of devices that vary along `axes`."""
         return self._link("gather_link", axes)
 
+    def all_reduce_link(self, axes: tuple[str, ...]) -> Link | None:
+        """Return the link of an AllReduce that switches sum, or None where none of the network does: two gathers are priced."""
+        return (
+            self._link("all_reduce_link", axes)
+            if isinstance(self.topology, Switched) and self.topology.reduces
+            else None
+        )
+
     def neighbour_link(self, axes: tuple[str, ...]) -> Link:
         """Return the link between neighbours along `axes`, for a send and a receive."""
         return self._link("neighbour_link", axes)
@@ -99,6 +107,8 @@ def collective_s(kind: CollectiveKind, axes: Axes, payload_bytes: Value, links: 
         return links.permute_link(axes).all_gather_s(payload_bytes)
     if kind is CollectiveKind.ALL_TO_ALL:
         return all_to_all_s(axes, payload_bytes, links, copies)
+    if kind is CollectiveKind.ALL_REDUCE and (link := links.all_reduce_link(axes)) is not None:
+        return link.all_gather_s(payload_bytes)
     return nccl_factors(kind).passes * links.gather_link(axes).all_gather_s(payload_bytes)
 
 

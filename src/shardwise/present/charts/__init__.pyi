@@ -10,6 +10,7 @@ from .matplotlib_export import encoded as encoded
 from .matplotlib_export import require_matplotlib as require_matplotlib
 from .measurement_charts import accuracy_charts as accuracy_charts
 from .measurement_charts import reconciliation_charts as reconciliation_charts
+from .network_charts import network_chart as network_chart
 from .plan_charts import kept_chart as kept_chart
 from .plan_charts import memory_comparison_chart as memory_comparison_chart
 from .sharding_charts import collective_chart as collective_chart

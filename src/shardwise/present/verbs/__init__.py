@@ -53,6 +53,7 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("matmul", "price a sharded product and find the cheapest way to it", "sharded_products:matmul"),
         VerbEntry("reshard", "the cheapest way from one sharding to another", "sharded_products:reshard"),
         VerbEntry("collective", "time one collective on a chip's network", "sharded_products:collective"),
+        VerbEntry("network", "levels of switches, and which group crosses which", "switched_networks:network"),
     ),
     "run and measure": (
         VerbEntry("tokenize", "write text as token shards to train on", "training:tokenize"),

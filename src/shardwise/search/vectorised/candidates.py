@@ -295,9 +295,9 @@ def _link_prices(topology: Topology, cuts: Mapping[str, tuple[Cut, ...]], count:
     They are seconds per byte and latency of each group, and of a hop along pp."""
     links = GroupLinks(topology, cuts)
     has_expert_axis = any(np.any(np.asarray(cut.size) > 1) for cut in cuts["ep"])
-    deciding_links = [
-        links.gather_link(group) for group in (*DECIDING_GROUPS, *(DECIDING_EXPERT_GROUPS if has_expert_axis else ()))
-    ] + [links.neighbour_link(("pp",))]
+    groups = (*DECIDING_GROUPS, *(DECIDING_EXPERT_GROUPS if has_expert_axis else ()))
+    deciding_links = [links.gather_link(group) for group in groups] + [links.neighbour_link(("pp",))]
+    deciding_links += [link for group in groups if (link := links.all_reduce_link(group)) is not None]
     columns = [np.broadcast_to(x, count) for link in deciding_links for x in (link.seconds_per_byte, link.latency_s)]
     return np.stack(columns, axis=1)
 

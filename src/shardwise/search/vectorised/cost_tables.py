@@ -139,6 +139,8 @@ def _build_block_tables(
         links.gather_link(TP_AXES), links.gather_link(("cp",)), links.neighbour_link(("pp",)), links.gather_link(EXPERT_AXES)
     ]  # fmt: skip
     priced_links += [links.gather_link(TP_AXES + EXPERT_AXES)] if inputs.architecture.num_experts else []
+    reducing_links = (links.all_reduce_link(axes) for axes in (TP_AXES, ("cp",), EXPERT_AXES))
+    priced_links += [link for link in reducing_links if link is not None]
     key = [inputs.degrees[axis] for axis in ("tp", "cp", "ep")]
     key += [np.broadcast_to(x, len(key[0])) for link in priced_links for x in (link.seconds_per_byte, link.latency_s)]
     rows, inverse = number_distinct_rows(*key)
