@@ -36,6 +36,7 @@ DRAWING = {
     "precision": "--plot",
     "batch": "--plot",
     "figures": "--out",
+    "cheat-sheet": "--a4",
 }  # of others --draw
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+\.svg)\)\n<!-- (shardwise [^\n]+) -->")
 

@@ -1,6 +1,7 @@
 from .batch_size.noise_scale import NoiseScale as NoiseScale
 from .batch_size.run_noise import RunNoise as RunNoise
 from .batch_size.run_noise import run_noise as run_noise
+from .book_formulas.cheat_sheet import CheatSheet as CheatSheet
 from .book_formulas.named_rules import NamedRule as NamedRule
 from .book_formulas.named_rules import RuleValue as RuleValue
 from .book_formulas.rooflines import BlockRoofline as BlockRoofline
@@ -30,6 +31,7 @@ from .present.figures.figures_page import figure as figure
 from .present.json_schemas import json_schemas as json_schemas
 from .present.verbs.calibration import calibrate as calibrate
 from .present.verbs.calibration import validate as validate
+from .present.verbs.cheat_sheets import cheat_sheet as cheat_sheet
 from .present.verbs.environment import doctor as doctor
 from .present.verbs.estimate import estimate as estimate
 from .present.verbs.explanation import explain as explain

@@ -89,6 +89,8 @@ SESSIONS = {
         "shardwise.collective/1",
     "collective all-reduce 1GB --axes 16 --on h100":
         "shardwise.collective/1",
+    "cheat-sheet llama-3-8b h100:16":
+        "shardwise.cheat-sheet/1",
     "network h100:64 --layout 'tp=8 dp=8'":
         "shardwise.network/1",
     "schedule 1f1b --stages 4 --micro-batches 8":

@@ -21,6 +21,7 @@ from shardwise.present.verbs.rooflines_and_rules import KernelName
 
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
 FUNCTIONS = (
+    "cheat_sheet",
     "collective",
     "instructions",
     "matmul",

@@ -1,3 +1,5 @@
+from .cheat_sheet import CheatSheet as CheatSheet
+from .cheat_sheet import make_cheat_sheet as make_cheat_sheet
 from .named_rules import NamedRule as NamedRule
 from .named_rules import RuleValue as RuleValue
 from .named_rules import evaluate_rule as evaluate_rule

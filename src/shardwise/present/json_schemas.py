@@ -66,6 +66,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "matmul": ("verify.product_checks:MatmulRecord",),
     "reshard": ("verify.product_checks:ReshardRecord",),
     "collective": ("hardware.network.compare_collective_algorithms:CollectiveRecord",),
+    "cheat-sheet": ("book_formulas.cheat_sheet:CheatSheet",),
     "network": ("layout.network_groups:ClusterNetwork",),
     "schedule": ("pipeline.compare_schedules:TimelineRecord", "pipeline.compare_schedules:ScheduleComparisonRecord"),
     "simulate": ("price.simulation.result:SimulationRecord",),

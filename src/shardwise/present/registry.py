@@ -55,6 +55,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.sharded_products:collective_report",
         "hardware.network.compare_collective_algorithms:CollectiveRecord.of",
     ),
+    "CheatSheet": ResultFunctions("present.reports.cheat_sheets:cheat_sheet_report"),
     "ClusterNetwork": ResultFunctions("present.reports.switched_networks:network_report"),
     "Timeline": ResultFunctions(
         "present.reports.pipeline_schedule:timeline_report", "pipeline.compare_schedules:TimelineRecord.of", indent=None

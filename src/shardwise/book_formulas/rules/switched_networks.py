@@ -10,6 +10,8 @@ r replicas in a node; M nodes.
 
 from __future__ import annotations
 
+import math
+
 
 def level_collective_bytes_per_s(degree: float, link_bytes_per_s: float) -> float:
     """Bytes/s at which all devices below a level gather or scatter an array over it, when its units fill their links.
@@ -66,7 +68,7 @@ def ep_min_d_ff_across_nodes(
     F > 8·alpha for large Z.
     """
     nodes = ep / chips_per_node
-    reached = 1.0 - (1.0 - 1.0 / nodes) ** experts_per_token
+    reached = 1.0 - math.pow(1.0 - 1.0 / nodes, experts_per_token)
     return flops_per_s / node_bytes_per_s * (ep - chips_per_node) / experts_per_token * reached
 
 

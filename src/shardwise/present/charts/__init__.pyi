@@ -4,6 +4,9 @@ from .batch_size_charts import describe_noise as describe_noise
 from .batch_size_charts import pareto_chart as pareto_chart
 from .batch_size_charts import run_noise_chart as run_noise_chart
 from .chart import Chart as Chart
+from .cheat_sheet_page import PAPERS as PAPERS
+from .cheat_sheet_page import sheet_drawing as sheet_drawing
+from .cheat_sheet_page import sheet_html as sheet_html
 from .draw_chart import draw_charts as draw_charts
 from .matplotlib_export import ENDINGS as ENDINGS
 from .matplotlib_export import encoded as encoded

@@ -46,6 +46,7 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("schedule", "play, check and draw a schedule of pipeline stages", "pipeline_schedule:schedule"),
         VerbEntry("roofline", "what bounds a kernel or a model's block on one chip", "rooflines_and_rules:roofline"),
         VerbEntry("rule", "work out one of the books' rules, with its formula and source", "rooflines_and_rules:rule"),
+        VerbEntry("cheat-sheet", "rules and typical scales for a model on one page", "cheat_sheets:cheat_sheet"),
         VerbEntry("precision", "floating-point formats: bits, range, resolution", "rooflines_and_rules:precision"),
         VerbEntry("explore", "drag a layout's degrees on a page, and see what changes", "explorer:explore"),
     ),
