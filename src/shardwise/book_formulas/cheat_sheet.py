@@ -75,7 +75,7 @@ class CheatSheet(Payload):
     """
 
     SCHEMA = "shardwise.cheat-sheet/1"
-    model: str
+    model_name: str
     cluster: str
     global_batch_tokens: int
     seq_len: int
@@ -99,7 +99,7 @@ def make_cheat_sheet(architecture: Architecture, cluster: Cluster, job: Job, tok
     }  # fmt: skip
     sections = [SheetSection(title=title, items=list(items())) for title, items in topics.items()]
     return CheatSheet(
-        model=architecture.name, cluster=cluster.name, global_batch_tokens=job.global_batch_tokens, seq_len=job.seq_len,
+        model_name=architecture.name, cluster=cluster.name, global_batch_tokens=job.global_batch_tokens, seq_len=job.seq_len,
         tokens=tokens, precision=job.precision, sections=[section for section in sections if section.items],
     )  # fmt: skip
 

@@ -68,8 +68,8 @@ def read_cluster_file(path: str) -> MeasuredCluster:
     base = get_catalog_entry(base_name) if base_name is not None else {}
     network_keys = [key for key in ("torus", "tiers", "levels") if key in table]
     if len(network_keys) != 1:
-        which = " and ".join(network_keys) or "neither"
-        reader.problems.append(f"{where}: found {which} of torus, tiers and levels; one of them is required")
+        which = " and ".join(network_keys) or "no network"
+        reader.problems.append(f"{where}: found {which}; one of torus, tiers and levels is required")
     topology: Topology | None = None
     levels: tuple[SwitchLevel, ...] = ()
     if network_keys == ["torus"]:

@@ -62,7 +62,7 @@ class ClusterNetwork(Payload):
     SCHEMA = "shardwise.network/1"
     cluster: str
     num_devices: int
-    layout: str | None
+    layout_text: str | None
     bytes: float
     levels: Sequence[LevelInventory]
     groups: Sequence[AxisGroup]
@@ -93,7 +93,7 @@ def describe_network(cluster: Cluster, layout: Layout | None = None, num_bytes: 
     else:
         groups = _axis_groups(cluster, topology, layout, names)
     return ClusterNetwork(
-        cluster=cluster.name, num_devices=cluster.num_devices, layout=None if layout is None else str(layout),
+        cluster=cluster.name, num_devices=cluster.num_devices, layout_text=None if layout is None else str(layout),
         bytes=num_bytes, levels=levels, groups=groups,
         traffic=[traffic for group in groups for traffic in _group_traffic(group, num_bytes)],
     )  # fmt: skip

@@ -26,7 +26,7 @@ from shardwise.values.errors import InputError, MissingValueError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8").partition("## A software stack")[0]
-OWN, SLICE, CHIP = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+OWN, SLICE, FABRIC, CHIP = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 JOB = Job(global_batch_tokens=2**19, seq_len=4096)
 
 
@@ -190,6 +190,15 @@ def test_a_slice_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
     assert (cluster.name, cluster.topology, cluster.chip) == ("my-slice", sold.topology, sold.chip)
 
 
+def test_the_documents_levels(tmp_path: Path) -> None:
+    file = tmp_path / "my-fabric.toml"
+    file.write_text(FABRIC, encoding="utf-8")
+    cluster = load_cluster(str(file))
+    assert isinstance(cluster.topology, Switched)
+    assert [(tier.size, tier.bytes_per_s) for tier in cluster.topology.tiers] == [(8, 450e9), (32, 50e9)]
+    assert [level.num_switches for level in cluster.levels] == [4, 8]
+
+
 def test_pods_of_ones_own(tmp_path: Path) -> None:
     """As the shorthand has them; and with hosts of one's own, whose egress four chips share."""
     path = written(tmp_path, 'chip = "tpu-v5e"\npods = 4\ntorus = { shape = [16, 16] }')
@@ -300,7 +309,7 @@ NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("", [NONE, "found neither of torus and tiers; one of them is required"]),
+        ("", [NONE, "found no network; one of torus, tiers and levels is required"]),
         (NETWORK + "chip = 'h1000'", ["chip: found 'h1000' (did you mean 'h100'?); the catalogue has "]),
         (NETWORK + "chip = 7", ["chip: found 7; the name of a chip or a [chip] table is required"]),
         (NETWORK + "chip = ['h100']", ["chip: found ['h100']; the name of a chip"]),
@@ -310,7 +319,7 @@ NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
         ),
         (NETWORK + "chip = 'h100'\npods = 2", ["pods: found 2; a torus beside it: "]),
         (NETWORK + "chip = 'h100'\nname = 4", ["name: found 4; a text is required"]),
-        (NETWORK + "chip = 'h100'\ntorus = 4", ["found both of torus and tiers; one of them is required"]),
+        (NETWORK + "chip = 'h100'\ntorus = 4", ["found torus and tiers; one of torus, tiers and levels is required"]),
     ],
 )
 def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, problems: list[str]) -> None:

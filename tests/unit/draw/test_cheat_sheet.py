@@ -69,7 +69,7 @@ def test_nothing_is_cut_and_nothing_overlaps(model: str, cluster: str, paper: st
 def test_a_sheet_that_does_not_fit_is_refused_with_the_reason() -> None:
     sheet = sheet_of("llama-3-8b", "h100:8")
     crowded = sw.CheatSheet(
-        model=sheet.model, cluster=sheet.cluster, global_batch_tokens=1, seq_len=1, tokens=1.0, precision="bf16",
+        model_name=sheet.model_name, cluster=sheet.cluster, global_batch_tokens=1, seq_len=1, tokens=1.0, precision="bf16",
         sections=[*sheet.sections, *sheet.sections],
     )  # fmt: skip
     with pytest.raises(InputError, match=r"numbers of long names, which do not fit on one page of A4"):

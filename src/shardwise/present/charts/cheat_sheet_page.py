@@ -83,7 +83,7 @@ def sheet_html(sheet: CheatSheet, paper: Paper) -> str:
 
 
 def _title(sheet: CheatSheet) -> str:
-    return f"{sheet.model} on {sheet.cluster}"
+    return f"{sheet.model_name} on {sheet.cluster}"
 
 
 class _PageLayout:

@@ -28,10 +28,12 @@ def network_report(network: ClusterNetwork) -> Report:
     """Report the levels of a cluster from the inside out, the groups of a layout, and what their collectives send."""
     about = f"{network.cluster}: {network.num_devices:,} devices"
     sections = [Section([_levels_table(network)], title=about), Section([_rates_table(network)]), Section(RATE_NOTES)]
-    if network.layout is not None:
-        sections.append(Section([_groups_table(network)], title=f"groups of {network.layout}"))
+    if network.layout_text is not None:
+        sections.append(Section([_groups_table(network)], title=f"groups of {network.layout_text}"))
     title = f"bytes through the switches of a unit, for an array of {format_bytes(network.bytes)}"
-    sections.append(Section([_traffic_table(network), *TRAFFIC_NOTES], title=title, detail=network.layout is not None))
+    sections.append(
+        Section([_traffic_table(network), *TRAFFIC_NOTES], title=title, detail=network.layout_text is not None)
+    )
     return sections
 
 
