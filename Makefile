@@ -85,9 +85,10 @@ matrix: setup
 mutants: setup
 	$(BIN)/python benchmarks/mutants.py
 
-# Random launches of every framework, read by the framework's own parser in an environment of its own. Gigabytes, half an hour.
+# Random launches and the catalogue's models of every framework, judged by the framework itself in an environment of its own; a table
+# at the end. Gigabytes, half an hour; CHECK="megatron maxtext --count 300" for some of them (benchmarks/export_check/README.md).
 export-check: setup
-	$(BIN)/python benchmarks/export_check/run.py
+	$(BIN)/python benchmarks/export_check/run.py $(CHECK)
 
 # Random small models, loaded, computed and saved by torchtitan and Megatron-LM in environments of their own. Gigabytes, ten minutes.
 weights-check: setup

@@ -1,21 +1,21 @@
 """Recipes of NeMo Automodel, judged by its own parsing of them, its meshes and its stages.
 
-    PYTHONPATH=src python benchmarks/export_check/automodel.py --package FOLDER RECIPE_FOLDER...
+    PYTHONPATH=src python benchmarks/export_check/automodel.py --package PACKAGE FOLDER...
 
-FOLDER holds nemo-automodel (its wheel, unpacked), each RECIPE_FOLDER a recipe.yaml that `shardwise export --to automodel` wrote
+PACKAGE holds nemo-automodel (its wheel, unpacked), each FOLDER recipe.yaml files that `shardwise export --to automodel` wrote
 beside its README. Meshes are made of a process group that communicates nothing, of as many ranks as the launch has. Prints a line
-for each; status 1 where one is refused. Needs PyTorch, transformers and PyYAML; packages of GPUs are stubbed.
+for each that is refused; status 1 where one is. Needs PyTorch, transformers and PyYAML; packages of GPUs are stubbed.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import traceback
 import warnings
 from pathlib import Path
 
+from launch_verdicts import find_launches, launch_arguments, print_refusals
 from stubs import stub
 
 STUBBED = (
@@ -116,17 +116,13 @@ def _num_layers(name: str) -> int:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--package", required=True, metavar="FOLDER")
-    options.add_argument("folders", nargs="+", type=Path, metavar="RECIPE_FOLDER")
+    options = launch_arguments(__doc__)
+    options.add_argument("--package", required=True, metavar="PACKAGE")
     chosen = options.parse_args()
     sys.path[0] = chosen.package  # in the place of this folder, whose files have the frameworks' names
     stub(dict.fromkeys(STUBBED, "1.0"))
     warnings.simplefilter("ignore")
-    found = {folder: problem(folder) for folder in chosen.folders}
-    for folder, reason in found.items():
-        print(f"{folder}: {'accepted' if reason is None else f'refused: {reason}'}")
-    return int(any(found.values()))
+    return print_refusals(find_launches(chosen.folders, "recipe.yaml"), problem)
 
 
 if __name__ == "__main__":

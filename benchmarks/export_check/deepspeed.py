@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from launch_verdicts import find_launches, launch_arguments, print_refusals
+
 sys.path.pop(0)  # this folder, whose scripts have the names of what they import
 import deepspeed.comm
 from deepspeed.module_inject.auto_ep_config import validate_autoep_config
@@ -49,14 +51,9 @@ def refused(folder: Path) -> str | None:
     return None
 
 
-def main(root: Path) -> int:
-    folders = sorted(path.parent for path in root.rglob("ds_config.json"))
-    problems = {folder: reason for folder in folders if (reason := refused(folder))}
-    for folder, reason in problems.items():
-        print(f"{folder}: {' '.join(reason.split())[:300]}")
-    print(f"{len(folders) - len(problems)} of {len(folders)} launches are taken")
-    return bool(problems) or not folders
+def main() -> int:
+    return print_refusals(find_launches(launch_arguments(__doc__).parse_args().folders, "ds_config.json"), refused)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main())

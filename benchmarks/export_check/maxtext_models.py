@@ -18,19 +18,19 @@ import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import stubs
-from maxtext import STUBBED
-from model_verdicts import ModelVerdict, chosen_models, describe_problems, model_arguments, print_verdicts
+from maxtext import STUBBED, command_words
+from model_verdicts import NOT_EXPORTED, ModelVerdict, chosen_models, describe_problems, model_arguments, print_verdicts
 
 from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.launch import Launch, Machines
 from shardwise.interop.launches.translate_launch import choose_precision, lost_fields, refusals, to_options
 from shardwise.layout import Layout
-from shardwise.model import Architecture, Job, load_model, num_params
+from shardwise.model import Architecture, Job, Rotary, load_model, num_params
 from shardwise.step import balance_biases
 from shardwise.step.rank_program import single_device_instance
 
@@ -62,14 +62,15 @@ def abstract_model(config: Any) -> Any:
         return model_creation_utils.create_nnx_abstract_model(config, maxtext_utils.get_mesh_from_config(config))[1]
 
 
-def parse_config(text: str) -> Any:
-    """Return MaxText's configuration of a file's text."""
+def parse_config(files: Mapping[str, str]) -> Any:
+    """Return MaxText's configuration of a launch's files."""
     from maxtext.configs import pyconfig
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        path = Path(folder, "config.yml")
-        path.write_text(text, encoding="utf-8")
-        words = ["train", str(path), "enable_checkpointing=false", "skip_jax_distributed_system=true"]
+        for name, text in files.items():
+            Path(folder, name).write_text(text, encoding="utf-8")
+        more = ["enable_checkpointing=false", "skip_jax_distributed_system=true"]
+        words = ["train", *command_words(Path(folder)), *more]
         return pyconfig._initialize_pydantic(words, log_config=False, jax_cache_dir="")
 
 
@@ -156,36 +157,52 @@ def constant_problems(model: Architecture, config: Any, built: Any, lost: set[st
         theirs = getattr(config, name)
         if (theirs or None) != value:
             yield f"{name} is {theirs!r} for {value!r}"
+    layers = attention_layers(built)
+    if not layers:
+        return
     if model.structure.has_rotary:
-        yield from rotary_problems(model, attention_layers(built), lost)
+        for is_local, layer in {has_window(layer): layer for layer in layers}.items():
+            rotary = model.numerics.local_rotary if is_local else None
+            yield from rotary_problems(model, rotary or model.numerics.rotary, layer.rotary_embedding, lost)
+    yield from score_problems(model, layers, lost)
 
 
-def rotary_problems(model: Architecture, layers: list[Any], lost: set[str]) -> Iterator[str]:
-    """Yield other angles, their magnitude, and another scale of latent attention's scores."""
+def has_window(layer: Any) -> bool:
+    """Return whether an attention module has a sliding window."""
+    return layer.attention_type.value == "local_sliding"
+
+
+def rotary_problems(model: Architecture, rotary: Rotary, embedding: Any, lost: set[str]) -> Iterator[str]:
+    """Yield other angles, and another magnitude."""
     import numpy as np
     import torch
 
     from shardwise.run.kernels.positions_and_masks import frequencies
 
-    numerics, width = model.numerics, model.rope_head_dim or model.head_dim
-    embedding = layers[0].rotary_embedding
+    width = model.rope_head_dim or model.head_dim
     if hasattr(embedding, "freqs_cis"):
         theirs = np.angle(np.asarray(embedding.freqs_cis[1]))
         magnitude = 0.1 * math.log(embedding.rope_factor) + 1.0 if embedding.attention_scaling else 1.0
     else:
-        factor = getattr(embedding, "rope_linear_scaling_factor", 1.0)
-        theirs, magnitude = 1.0 / np.asarray(embedding.timescale).ravel() / factor, 1.0
-    ours = frequencies(width, numerics.rotary, torch.float64, torch.device("cpu")).numpy()
+        theirs, magnitude = 1.0 / np.asarray(embedding.timescale).ravel(), 1.0  # with the factor of linear scaling
+    ours = frequencies(width, rotary, torch.float64, torch.device("cpu")).numpy()
     theirs = theirs[:: theirs.size // ours.size]  # LLaMARotaryEmbedding repeats each for both dims of a pair
     is_declared = lost & {f"numerics.rotary.{name}" for name in ("factor", "base", "low", "high", "original_positions")}
     if theirs.shape != ours.shape or not (is_declared or np.allclose(theirs, ours, rtol=TOLERANCE, atol=0)):
         yield f"other rotary angles, by up to {np.abs(theirs / ours - 1).max():.1e}"
-    if not math.isclose(magnitude, numerics.rotary.amplitude, rel_tol=1e-6):
-        yield f"rotary magnitude {magnitude} for {numerics.rotary.amplitude}"
-    if model.kv_lora_rank and "numerics.attention_scale" not in lost:
-        scale = numerics.attention_scale or model.head_dim**-0.5
-        if not math.isclose(layers[0].softmax_scale, scale, rel_tol=1e-6):
-            yield f"scores are multiplied by {layers[0].softmax_scale} for {scale}"
+    if not (is_declared or math.isclose(magnitude, rotary.amplitude, rel_tol=1e-6)):
+        yield f"rotary magnitude {magnitude} for {rotary.amplitude}"
+
+
+def score_problems(model: Architecture, layers: list[Any], lost: set[str]) -> Iterator[str]:
+    """Yield another scale of scores, where the layers hold it, and another size of windows."""
+    scale = model.numerics.attention_scale or model.head_dim**-0.5
+    theirs = layers[0].softmax_scale if model.kv_lora_rank else layers[0].query_pre_attn_scalar
+    if theirs is not None and "numerics.attention_scale" not in lost and not math.isclose(theirs, scale, rel_tol=1e-6):
+        yield f"scores are multiplied by {theirs} for {scale}"
+    windows = {layer.sliding_window_size for layer in layers if has_window(layer)}
+    if windows - {model.sliding_window}:
+        yield f"windows of {windows} for {model.sliding_window}"
 
 
 def verdict(name: str) -> ModelVerdict:
@@ -197,10 +214,10 @@ def verdict(name: str) -> ModelVerdict:
     launch = choose_precision(Launch(model=model, job=job, layout=Layout(recompute="full"), machines=machines), TARGET)
     reasons = refusals(launch, TARGET)
     if reasons:
-        return ModelVerdict(True, f"not exported: {reasons[0]}")
+        return ModelVerdict(NOT_EXPORTED, f"not exported: {reasons[0]}")
     options = to_options(TARGET, launch)
     lost = {field for field, _ in lost_fields(TARGET, launch, options)}
-    config = parse_config(TARGET.write(options, launch)["config.yml"])
+    config = parse_config(TARGET.write(options, launch))
     built = abstract_model(config)
     problems = [*shape_problems(model, config, built), *constant_problems(model, config, built, lost)]
     return describe_problems(problems, f"{num_params(model):,} parameters, shapes and constants as here")
@@ -221,7 +238,7 @@ def main() -> int:
     from maxtext.configs import pyconfig
 
     pyconfig.max_utils.maybe_initialize_jax_distributed_system = lambda keys: None
-    return int(not print_verdicts(chosen_models(options), verdict))
+    return print_verdicts((chosen_models(options), verdict))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/export_check/megatron.py --megatron CHECKOUT FOLDER...
 
-CHECKOUT is a checkout of Megatron-LM, each FOLDER holds a launch that `shardwise export --to megatron --out FOLDER` wrote. The
-script itself is run by bash, with a torchrun that prints its words. Prints a line for each launch; status 1 where one is refused.
-Needs PyTorch and packaging; Triton, einops and Transformer Engine are stubbed, and the device answers as an H100 would.
+CHECKOUT is a checkout of Megatron-LM, each FOLDER holds launches that `shardwise export --to megatron --out FOLDER` wrote. The
+script itself is run by bash, with a torchrun that prints its words. Prints a line for each that is refused; status 1 where one
+is. Needs PyTorch and packaging; Triton, einops and Transformer Engine are stubbed, and the device answers as an H100 would.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import traceback
 import typing
 from pathlib import Path
 
+from launch_verdicts import find_launches, launch_arguments, print_refusals
 from stubs import stub
 
 TORCHRUN = '#!/bin/bash\nprintf \'%s\\0\' "${CUDA_DEVICE_MAX_CONNECTIONS:-}" "$@"\n'
@@ -79,16 +80,12 @@ def stub_device() -> None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = launch_arguments(__doc__)
     options.add_argument("--megatron", required=True, metavar="CHECKOUT")
-    options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     chosen = options.parse_args()
     sys.path[0] = chosen.megatron  # in the place of this folder, whose files have the frameworks' names
     stub_device()
-    found = {folder: problem(words_of(folder)) for folder in chosen.folders}
-    for folder, reason in found.items():
-        print(f"{folder}: {'accepted' if reason is None else f'refused: {reason}'}")
-    return int(any(found.values()))
+    return print_refusals(find_launches(chosen.folders, "launch.sh"), lambda folder: problem(words_of(folder)))
 
 
 if __name__ == "__main__":

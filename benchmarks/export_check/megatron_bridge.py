@@ -1,16 +1,15 @@
 """Recipes of Megatron Bridge, judged by its own ConfigContainer and by the configurations of Megatron-Core within it.
 
-    python benchmarks/export_check/megatron_bridge.py --packages FOLDER:FOLDER RECIPE_FOLDER...
+    python benchmarks/export_check/megatron_bridge.py --packages PACKAGES:PACKAGES FOLDER...
 
-FOLDERs hold megatron-bridge, megatron-core, omegaconf and hydra-core (their wheels, unpacked), each RECIPE_FOLDER a recipe.py
-that `shardwise export --to megatron-bridge` wrote beside its README. The recipe is run and validated as `pretrain` does it, as on
-that many devices. Prints a line for each; status 1 where one is refused. Needs PyTorch and transformers; packages of GPUs are
+PACKAGES hold megatron-bridge, megatron-core, omegaconf and hydra-core (their wheels, unpacked), each FOLDER recipe.py files that
+`shardwise export --to megatron-bridge` wrote beside its README. A recipe is run and validated as `pretrain` does it, as on that
+many devices. Prints a line for each that is refused; status 1 where one is. Needs PyTorch and transformers; packages of GPUs are
 stubbed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -22,6 +21,7 @@ import typing
 import warnings
 from pathlib import Path
 
+from launch_verdicts import find_launches, launch_arguments, print_refusals
 from stubs import stub
 
 # Packages of kernels, of other models and of reports
@@ -94,9 +94,8 @@ def problem(folder: Path) -> str | None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--packages", required=True, metavar="FOLDER:FOLDER")
-    options.add_argument("folders", nargs="+", type=Path, metavar="RECIPE_FOLDER")
+    options = launch_arguments(__doc__)
+    options.add_argument("--packages", required=True, metavar="PACKAGES:PACKAGES")
     chosen = options.parse_args()
     import torch
 
@@ -108,10 +107,7 @@ def main() -> int:
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
     h100 = type("H100", (), {"major": 9, "minor": 0, "name": "NVIDIA H100 80GB HBM3"})()
     torch.cuda.get_device_properties = lambda device=None: h100  # type: ignore[assignment,misc]
-    found = {folder: problem(folder) for folder in chosen.folders}
-    for folder, reason in found.items():
-        print(f"{folder}: {'accepted' if reason is None else f'refused: {reason}'}")
-    return int(any(found.values()))
+    return print_refusals(find_launches(chosen.folders, "recipe.py"), problem)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 from megatron_bridge import VERSIONS
 from megatron_core_models import config_problems, local_layers, model_problems, needs_transformer_engine, pretend_gpu
-from model_verdicts import ModelVerdict, chosen_models, describe_problems, model_arguments, print_verdicts
+from model_verdicts import NOT_EXPORTED, ModelVerdict, chosen_models, describe_problems, model_arguments, print_verdicts
 from stubs import stub
 
 from shardwise.interop.frameworks.megatron.bridge_recipe import RECIPE_FILE, TARGET
@@ -97,7 +97,7 @@ def verdict(name: str) -> ModelVerdict:
     launch = Launch(model=model, job=job, layout=Layout(), machines=Machines(num_devices=1, devices_per_node=1))
     reasons = refusals(launch, TARGET)
     if reasons:
-        return ModelVerdict(True, f"not exported: {reasons[0]}")
+        return ModelVerdict(NOT_EXPORTED, f"not exported: {reasons[0]}")
     lost = {field for field, _ in lost_fields(TARGET, launch, to_options(TARGET, launch))}
     provider = completed_provider(launch)
     kind = type(provider).__name__
@@ -136,7 +136,7 @@ def main() -> int:
         "sort_chunks_by_index_with_probs",
     ):
         setattr(moe_utils, f"fused_{kernel}", object())  # that there is one is all that is asked
-    return int(not print_verdicts(chosen_models(options), verdict))
+    return print_verdicts((chosen_models(options), verdict))
 
 
 if __name__ == "__main__":

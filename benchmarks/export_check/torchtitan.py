@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from launch_verdicts import find_launches, launch_arguments, print_refusals
 
 MAIN = "torchtitan.train"
 
@@ -100,23 +101,22 @@ def with_gpus() -> None:
     float8.has_cuda_capability = lambda major, minor: True
 
 
-def refused(folders: list[Path]) -> Iterator[str]:
-    for folder in folders:
-        try:
-            judge(folder)
-        except (Exception, SystemExit) as error:
-            yield f"{folder.name}: {type(error).__name__}: {str(error)[:300]}"
+def refused(folder: Path) -> str | None:
+    """Return why torchtitan does not take a launch; None where it does."""
+    try:
+        judge(folder)
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
-def main() -> None:
+def main() -> int:
     warnings.simplefilter("ignore")
-    folders = sorted(path.parent for path in Path(sys.argv[1]).glob("**/launch.sh"))
-    sys.path[0] = sys.argv[1]  # in place of this file's own folder, where it has torchtitan's name
+    launches = find_launches(launch_arguments(__doc__).parse_args().folders, "launch.sh")
+    sys.path[0] = ""  # in place of this file's own folder, where it has torchtitan's name; then the launch's
     with_gpus()
-    problems = list(refused(folders))
-    print("\n".join([*problems, f"torchtitan takes {len(folders) - len(problems)} of {len(folders)} launches"]))
-    sys.exit(bool(problems) or not folders)
+    return print_refusals(launches, refused)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,7 +20,14 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from model_verdicts import ModelVerdict, compare_shapes, describe_problems, model_arguments, print_verdicts
+from model_verdicts import (
+    NOT_EXPORTED,
+    ModelVerdict,
+    compare_shapes,
+    describe_problems,
+    model_arguments,
+    print_verdicts,
+)
 
 from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.frameworks.torchtitan.models import list_flavors, torchtitan_model
@@ -188,7 +195,7 @@ def verdict(name: str) -> ModelVerdict:
     launch = Launch(model=model, job=job, layout=Layout(), machines=machines)
     reasons = refusals(launch, target)
     if reasons:
-        return ModelVerdict(True, f"not exported: {reasons[0][:80]}")
+        return ModelVerdict(NOT_EXPORTED, f"not exported: {reasons[0][:80]}")
     options = to_options(target, launch)
     read = launch_from_fields(from_options(target, OptionReader(options, machines)), machines).model
     read = dataclasses.replace(read, num_predict_layers=0)  # which the registry takes as an argument
@@ -202,11 +209,10 @@ def main() -> int:
     _release[0] = options.release
     del sys.path[0]  # this folder, whose files have the frameworks' names
     warnings.simplefilter("ignore")
-    is_equal = print_verdicts(options.models or model_names(), verdict)
     if options.models:
-        return int(not is_equal)
+        return print_verdicts((options.models, verdict))
     flavors = [f"{entry.name} {entry.flavor}" for entry in list_flavors(TABLES[options.release])]
-    return int(not (print_verdicts(flavors, flavor_verdict) and is_equal))
+    return print_verdicts((model_names(), verdict), (flavors, flavor_verdict))
 
 
 if __name__ == "__main__":

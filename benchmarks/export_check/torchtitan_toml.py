@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from launch_verdicts import find_launches, launch_arguments, print_refusals
 
 MODELS = "torchtitan.models."
 
@@ -65,22 +66,21 @@ def pipeline(own: Any, training: Any, dims: Any, layers: int) -> None:
     assert training.local_batch_size % own.pipeline_parallel_microbatch_size == 0, "micro-batches"
 
 
-def refused(folders: list[Path]) -> Iterator[str]:
-    for folder in folders:
-        try:
-            judge(folder)
-        except (Exception, SystemExit) as error:
-            yield f"{folder.name}: {type(error).__name__}: {str(error)[:300]}"
+def refused(folder: Path) -> str | None:
+    """Return why torchtitan does not take a launch; None where it does."""
+    try:
+        judge(folder)
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
-def main() -> None:
+def main() -> int:
     warnings.simplefilter("ignore")
-    folders = sorted(path.parent for path in Path(sys.argv[1]).glob("**/run.toml"))
-    sys.path[0] = sys.argv[1]  # in place of this file's own folder, where a file has the package's name
-    problems = list(refused(folders))
-    print("\n".join([*problems, f"torchtitan takes {len(folders) - len(problems)} of {len(folders)} launches"]))
-    sys.exit(bool(problems) or not folders)
+    launches = find_launches(launch_arguments(__doc__).parse_args().folders, "run.toml")
+    del sys.path[0]  # this folder, where a file has the package's name
+    return print_refusals(launches, refused)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -39,16 +39,17 @@ def main() -> int:
     for name in JUDGES:
         options.add_argument(f"--{name}", metavar="CHECKOUT")
     arguments = vars(options.parse_args())
-    num_differing = 0
+    totals: Counter[str] = Counter()
     for name, judge in JUDGES.items():
         checkout = arguments[name.replace("-", "_")]
         if checkout:
-            num_differing += compare(name, Path(checkout), judge)
-    return int(num_differing > 0)
+            totals += compare(name, Path(checkout), judge)
+    print("all: " + ", ".join(f"{count} {text}" for text, count in totals.items()))
+    return int(totals["differing"] > 0 or not totals["compared"])
 
 
-def compare(name: str, checkout: Path, judge: Callable[[Path, Path], Fields]) -> int:
-    """Print the counts of a trainer's examples and return the number of fields that differ."""
+def compare(name: str, checkout: Path, judge: Callable[[Path, Path], Fields]) -> Counter[str]:
+    """Print and return the counts of a trainer's examples, and print each field that differs."""
     counts: Counter[str] = Counter()
     for path in examples(name, checkout):
         launch = read(path, name)
@@ -69,7 +70,7 @@ def compare(name: str, checkout: Path, judge: Callable[[Path, Path], Fields]) ->
                 counts["differing"] += 1
                 print(f"{name}: {path.name}: {field} is {value!r} in the trainer, was read as {understood[field]!r}")
     print(f"{name}: " + ", ".join(f"{count} {text}" for text, count in counts.items()))
-    return counts["differing"]
+    return counts
 
 
 def examples(name: str, checkout: Path) -> Iterator[Path]:

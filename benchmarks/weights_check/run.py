@@ -20,13 +20,13 @@ from pathlib import Path
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 sys.path.insert(0, str(HERE.parent))
 
-from export_check.run import JUDGES, MEGATRON_LM, TORCH, Judge, environment, told_where  # noqa: E402
+from export_check.judges import JUDGES, MEGATRON_LM, TORCH, Judge, Script, framework_arguments, make_environment  # noqa: E402
 
 _MEGATRON = Judge(
-    "megatron.py", (TORCH, "packaging", "numpy", "triton", "psutil"), source=MEGATRON_LM, option="--megatron"
+    (Script("megatron.py", "weights"),), (TORCH, "packaging", "numpy", "triton", "psutil"), checkouts=(MEGATRON_LM,)
 )
 FORMATS: Mapping[str, Judge] = {
-    "torchtitan": JUDGES["torchtitan"],
+    "torchtitan": JUDGES["torchtitan"]._replace(scripts=(Script("torchtitan.py", "weights"),)),
     "megatron": _MEGATRON,
     "megatron-ranks": _MEGATRON,
 }
@@ -35,15 +35,16 @@ FORMATS: Mapping[str, Judge] = {
 def check(name: str, count: int, sources: Path | None) -> int:
     """The exit status of what loads and what reads random models in a format."""
     judge, out = FORMATS[name], ROOT / "out" / "weights-check"
-    own, models = out / judge.script.removesuffix(".py"), out / f"models-{name}"
+    script = judge.scripts[0].file
+    own, models = out / script.removesuffix(".py"), out / f"models-{name}"
     own.mkdir(parents=True, exist_ok=True)
-    python = environment(name, judge, own)
-    where = told_where(judge, python, own, sources)
+    python = make_environment(judge, own)
+    where = framework_arguments(judge, python, own, sources)
     shutil.rmtree(models, ignore_errors=True)  # of other sources: what ranks saved then would be read with these
     ours = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     subprocess.run([sys.executable, str(HERE / "write.py"), name, str(count), str(models)], check=True, env=ours)
     theirs = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([str(python), str(HERE / judge.script), *where, str(models)], env=theirs)
+    done = subprocess.run([str(python), str(HERE / script), *where, str(models)], env=theirs)
     read = subprocess.run([sys.executable, str(HERE / "read.py"), name, str(models)], env=ours)
     code = max(done.returncode, read.returncode)
     print(f"{name}: {'loaded and read' if code == 0 else 'differs'}", flush=True)

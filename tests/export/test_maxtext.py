@@ -9,6 +9,7 @@ import pytest
 import shardwise as sw
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.maxtext.model_options import expand_name, known_models, shorten_to_name
+from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.export_launch import build_files, export
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines, launch_from_fields
 from shardwise.interop.launches.target import OptionReader
@@ -20,6 +21,7 @@ from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.model.numerics import Rotary
 from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
@@ -119,7 +121,62 @@ def test_every_model_of_the_release_is_read_or_refused_in_a_line() -> None:
     assert all(len(problem) < 500 for problems in refused.values() for problem in problems)
     assert len(known_models()) - len(refused) >= 40
     assert "use_indexer" in refused["deepseek3.2-671b"][0]
-    assert "decoder_block" in refused["qwen3-next-80b-a3b"][0] + refused["gemma3-12b"][0]
+    assert "partial_rotary_factor" in refused["qwen3-next-80b-a3b"][0]
+    assert "olmo3-7b" not in refused
+
+
+# Names, the sizes that MaxText's configs/models/gemma3-*.yml set, and the scale of scores (models/gemma3.py,
+# get_query_pre_attn_scalar), as MaxText e591f30 has them.
+GEMMA_3 = {
+    "gemma3-4b": (34, 2560, None),
+    "gemma3-12b": (48, 3840, None),
+    "gemma3-27b": (62, 5376, (5376 // 32) ** -0.5),
+}
+
+
+@pytest.mark.parametrize("name", GEMMA_3)
+def test_gemma_3_is_read_by_its_name(name: str) -> None:
+    model = heard(GOOD.replace("llama3-8b", name)).launch.model
+    layers, width, scale = GEMMA_3[name]
+    assert (model.num_layers, model.d_model, model.numerics.attention_scale) == (layers, width, scale)
+    assert (model.sliding_window, model.global_every, model.qk_norm, model.post_norms) == (1024, 6, True, True)
+    assert model.numerics.local_rotary == Rotary(base=10_000.0)
+    assert (model.numerics.rotary.base, model.numerics.rotary.factor) == (1e6, 8.0)
+
+
+@pytest.mark.parametrize("target", ["maxtext", "maxtext-gpu"])
+@pytest.mark.parametrize("name", ["gemma-3-270m", "gemma-3-1b", "gemma-3-4b", "gemma-3-27b"])
+def test_gemma_3_of_other_sizes_overrides_the_named_model_on_the_command_line(target: str, name: str) -> None:
+    """MaxText's parser ignores what a file says beside the name of a model that sets it."""
+    cluster = "tpu-v5p:4x4x4" if target == "maxtext" else "h100:64"
+    written = launch("fsdp=64 zero_stage=3 recompute=full", cluster, name)
+    files = build_files(get_target(target), to_options(get_target(target), written), written)
+    config = parse_yaml(files["config.yml"], "config.yml")
+    assert config["model_name"] == ("gemma3-27b" if name == "gemma-3-27b" else "gemma3-4b")
+    assert "vocab_size" not in config
+    assert "override_model_config=true" in files["launch.sh"]
+    read = parse_launch(files, written.machines, target=target).launch
+    fields = {f"model.{field}" for field in ("name", "nominal_num_params", "source", "max_positions")}
+    assert {field for field, value in written.fields().items() if read.fields()[field] != value} <= {
+        *fields,
+        "job.loss",
+    }
+
+
+def test_gemma_3_has_no_pipeline() -> None:
+    piped = launch("pp=2 fsdp=32 zero_stage=3 recompute=full", "tpu-v5p:4x4x4", "gemma-3-12b", micro_batches=8)
+    assert any("one kind of layer, and gemma3 has two" in reason for reason in refusals(piped, launch_config.TPU))
+
+
+def test_a_command_overrides_a_named_model_only_when_it_says_so() -> None:
+    """As MaxText's parser has it: a file's sizes beside a name are ignored, those of a command are refused or taken."""
+    beside = heard(GOOD + "base_emb_dim: 1024\noverride_model_config: true\n").launch.model
+    assert beside.d_model == 4096
+    command = "model_name=llama3-8b per_device_batch_size=1 remat_policy=full base_emb_dim=1024 {}"
+    with pytest.raises(InputError, match="base_emb_dim: the model llama3-8b sets it too, to another value"):
+        parse_launch({"run.sh": COMMAND.format(command.format(""))}, TPUS, target="maxtext")
+    script = COMMAND.format(command.format("override_model_config=true"))
+    assert parse_launch({"run.sh": script}, TPUS, target="maxtext").launch.model.d_model == 1024
 
 
 def test_axes_span_slices_from_the_outermost() -> None:
@@ -185,7 +242,7 @@ def test_what_maxtext_asks(text: str, words: str) -> None:
     ("text", "model", "words"),
     [
         ("fsdp=8 tp=8 ep=8 etp=1 zero_stage=3 recompute=full async_tp=true", "mixtral-8x7b", "leave etp out"),
-        ("dp=64 recompute=full schedule=afab pp=1", "olmo-2-7b", "qk_norm"),
+        ("dp=64 recompute=full schedule=afab pp=1", "olmo-2-7b", "olmo3, has windows on 3 layers of 4"),
         ("fsdp=16 pp=4 zero_stage=3 recompute=full schedule=afab", "deepseek-v3", "outside of the pipeline"),
         (
             "dp=32 pp=2 recompute=full schedule=afab",

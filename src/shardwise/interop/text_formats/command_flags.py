@@ -130,19 +130,28 @@ def parse_assignments(text: str, program: str, source: str) -> dict[str, Any]:
 
     Variables without a default are left out. Raises `InputError` if there is no such command.
     """
-    require_length(text, source, "a launch script")
-    options: dict[str, Any] = {}
-    for line in re.sub(r"(^|\n)\s*#[^\n]*", r"\1", text).replace("\\\n", " ").splitlines():
-        if program in line:
-            options = _parse_command(line, source) or options
+    options = find_assignments(text, program, source)
     if not options:
         raise InputError(f"{source}: no command starts {program} with options NAME=VALUE; one is required")
     return options
 
 
-def _parse_command(line: str, source: str) -> dict[str, Any]:
+def find_assignments(text: str, program: str, source: str) -> dict[str, Any]:
+    """Return the options as `parse_assignments` does, or none if no command has any."""
+    require_length(text, source, "a launch script")
+    options: dict[str, Any] = {}
+    for line in re.sub(r"(^|\n)\s*#[^\n]*", r"\1", text).replace("\\\n", " ").splitlines():
+        if program in line:
+            options = _parse_command(line, program, source) or options
+    return options
+
+
+def _parse_command(line: str, program: str, source: str) -> dict[str, Any]:
     try:
         tokens = shlex.split(_VARIABLE_WITH_DEFAULT.sub(r"\1", line))
+        # A launcher takes the command as one of its arguments: --command "python3 -m PROGRAM NAME=VALUE".
+        quoted = next((token for token in tokens if program in token and " " in token.strip()), None)
+        tokens = tokens if quoted is None else shlex.split(quoted)
     except ValueError as error:
         raise InputError(f"{source}: not a shell command: {error}") from None
     assignments = [match for token in tokens if (match := _ASSIGNMENT.match(token)) and "$" not in token]

@@ -7,14 +7,18 @@ layers/pipeline.py, layers/nnx_decoders.py.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from shardwise.hardware import SLICE_NAMES
 from shardwise.interop.frameworks.maxtext.model_options import (
+    BASE_OPTIONS,
     MODEL_MAPPINGS,
+    PATTERN_BLOCKS,
     decoder_block,
     expand_name,
     is_named_deepseek_v3,
@@ -40,7 +44,7 @@ from shardwise.interop.launches.target import (
     add_options,
     map_names,
 )
-from shardwise.interop.text_formats.command_flags import parse_assignments
+from shardwise.interop.text_formats.command_flags import find_assignments, parse_assignments
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
 from shardwise.model import SIGMOID
@@ -62,6 +66,18 @@ REQUIREMENTS = (
         lambda launch: f"the {num_blocks(launch.model)} decoder layers of {decoder_block(launch.model)} do not divide "
         f"evenly over {launch.layout.pp * launch.layout.num_virtual_stages} stages; set pp=1, or a divisor of "
         f"{num_blocks(launch.model)}",
+    ),
+    Requirement(
+        lambda launch: (cycle := PATTERN_BLOCKS.get(decoder_block(launch.model))) is None
+        or (launch.model.sliding_window is not None and launch.model.global_every == cycle),
+        lambda launch: f"the block of MaxText with the norms of {launch.model.name}, {decoder_block(launch.model)}, has windows "
+        f"on {PATTERN_BLOCKS[decoder_block(launch.model)] - 1} layers of {PATTERN_BLOCKS[decoder_block(launch.model)]}; take a "
+        "model with them",
+        reads_model=True,
+    ),
+    Requirement(
+        lambda launch: launch.layout.pp == 1 or decoder_block(launch.model) not in PATTERN_BLOCKS,
+        lambda launch: f"stages of a pipeline have one kind of layer, and {decoder_block(launch.model)} has two; set pp=1",
     ),
 )  # fmt: skip
 
@@ -122,7 +138,7 @@ def _mappings(hardware: str) -> tuple[OptionMapping, ...]:
         OptionMapping(_loss_options, _read_loss),
         map_names("job.optimizer", "opt_type", {"adamw": "adamw"}, "adamw"),
         add_options("hardware", "run_name", "base_config", "dataset_type", "enable_checkpointing", "attention",
-                    "use_tokamax_splash", "model_name", "global_parameter_scale", "packing",
+                    "use_tokamax_splash", "model_name", "override_model_config", "global_parameter_scale", "packing",
                     to_options=partial(_run_options, hardware)),
     )  # fmt: skip
 
@@ -135,11 +151,17 @@ def _run_options(hardware: str, launch: Launch) -> Options:
 
 
 def _write_files(hardware: str, options: Options, launch: Launch) -> LaunchFiles:
-    text = format_yaml({"base_config": "base.yml", **shorten_to_name(options)})
-    return {CONFIG: text, SCRIPT: _script_text(hardware, launch)}
+    config = dict(shorten_to_name(options))
+    overriding: dict[str, Any] = {}
+    if config.pop("override_model_config", False):  # counts on the command line alone (model_options.expand_name)
+        sizes = {name: config.pop(name) for name in BASE_OPTIONS if name in config}
+        overriding = {"override_model_config": True, **sizes}
+    overrides = [f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in overriding.items()]
+    text = format_yaml({"base_config": "base.yml", **config})
+    return {CONFIG: text, SCRIPT: _script_text(hardware, launch, overrides)}
 
 
-def _script_text(hardware: str, launch: Launch) -> str:
+def _script_text(hardware: str, launch: Launch, overrides: Iterable[str]) -> str:
     machines, slices = launch.machines, num_slices(launch.machines)
     head = "#!/bin/bash\n# {}.\nset -euo pipefail\n"
     if hardware == "gpu":
@@ -148,15 +170,16 @@ def _script_text(hardware: str, launch: Launch) -> str:
             + f'export JAX_COORDINATOR_IP="${{HEAD_NODE:-localhost}}" JAX_COORDINATOR_PORT={PORT}\n'
             f'export NNODES={machines.num_nodes} NODE_RANK="${{SLURM_NODEID:-0}}"\n'
             f'CONFIG="$(cd "$(dirname "$0")" && pwd)/{CONFIG}"\ncd "${{MAXTEXT:?}}"\n'
-            f'python3 -m {PROGRAM} "$CONFIG" base_output_directory="${{OUTPUT:?a folder or bucket}}"\n'
+            + " ".join((f'python3 -m {PROGRAM} "$CONFIG"', *map(shlex.quote, overrides)))
+            + ' base_output_directory="${OUTPUT:?a folder or bucket}"\n'
         )
     name, cores_per_chip = SLICE_NAMES.get(machines.chip, (machines.chip, 1))
     return head.format("A workload of XPK on GKE, whose image has this folder's config.yml") + " \\\n  ".join((
         'xpk workload create --cluster "${CLUSTER:?}" --workload "${RUN_NAME:?}"',
         '--base-docker-image "${IMAGE:-maxtext_base_image}"',
         f"--tpu-type {name}-{machines.num_devices // slices * cores_per_chip} --num-slices {slices}",
-        f'--command "python3 -m {PROGRAM} ${{CONFIG:-src/maxtext/configs/{CONFIG}}} '
-        'base_output_directory=${OUTPUT:?a bucket}"\n',
+        " ".join((f'--command "python3 -m {PROGRAM} ${{CONFIG:-src/maxtext/configs/{CONFIG}}}', *map(shlex.quote, overrides)))
+        + ' base_output_directory=${OUTPUT:?a bucket}"\n',
     ))  # fmt: skip
 
 
@@ -165,25 +188,37 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
     package = PROGRAM.rpartition(".")[0]
     has_yaml = any(name.endswith((".yml", ".yaml")) for name in files)
     scripts = [(name, text) for name, text in files.items() if package in text]
+    command: Options = {}
     if (experiment := read_experiment(files, "maxtext")) is not None:
-        options = framework_options(experiment, "maxtext")
+        options = command = framework_options(experiment, "maxtext")
     elif has_yaml or not scripts:
         name, text = find_yaml(files, f"MaxText's {CONFIG}, or a script that starts it,")
-        options = flatten(parse_yaml(text, name), table)
+        command = find_assignments(scripts[0][1], package, scripts[0][0]) if scripts else {}
+        options = {**flatten(parse_yaml(text, name), table), **command}
     else:
-        options = parse_assignments(scripts[0][1], package, scripts[0][0])
+        options = command = parse_assignments(scripts[0][1], package, scripts[0][0])
     options = {name: None if value == "None" else value for name, value in options.items()}
     options = {name: value for name, value in options.items() if value is not None or name not in table}
+    options = _whole_numbers(options)
     require_types(options, table)
     file_hardware = str(options.get("hardware", "tpu")).removesuffix("_multiprocess")
     if file_hardware != hardware:
         raise InputError(
             f"hardware: found {file_hardware}; {hardware} is what this target is for, maxtext for tpu and maxtext-gpu for gpu"
         )
-    options = dict(expand_name(options))
+    options = _whole_numbers(expand_name(options, [name for name in command if name in options]))
     if options.get("opt_type") == "adam_pax":  # Adam as in Pax: the state and the arithmetic of AdamW
         options["opt_type"] = "adamw"
     return options
+
+
+def _whole_numbers(options: Options) -> dict[str, Any]:
+    """Return options whose whole numbers are ints where MaxText's types are: pydantic takes 8.0 for 8."""
+    is_int = {name for name, option in option_table("maxtext").items() if option.kind == "int"}
+    return {
+        name: int(value) if name in is_int and isinstance(value, float) and value.is_integer() else value
+        for name, value in options.items()
+    }
 
 
 def _notes(launch: Launch) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -28,8 +28,19 @@ MLPS = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
 GPT3_BIASES, OSS_BIASES = ("qkv", "attention_out", "mlp"), ("qkv", "attention_out", "router", "experts")
 DEEPSEEK_V3 = "deepseek3"  # begin of names of models (layers/moe.py)
 PAIRED_BLOCK = "gemma2"  # its decoder layer is two of the model's: one with a window, one with global attention
+# Blocks with global attention on every Nth layer, and windows on the others. A pipeline's stages have one kind of layer.
+PATTERN_BLOCKS: Mapping[str, int] = {"gemma3": 6, "olmo3": 4}
+GEMMA3_BY_WIDTH = "gemma3-27b"  # its scores are scaled by d_model / num_heads (gemma3.py, get_query_pre_attn_scalar)
+# Names of models that blocks ask for: gemma3 scales scores by the name, the norms of q and k span all heads for olmo3 alone
+# (attentions.py). Models of other sizes take the name with override_model_config.
+NAMES_OF_BLOCKS: Mapping[str, tuple[str, ...]] = {
+    "gemma3": ("gemma3-4b", "gemma3-12b", GEMMA3_BY_WIDTH),
+    "olmo3": ("olmo3",),
+}
+FIXED_EPSILON = 1e-6  # of the layers of Gemma's blocks: RMSNorm's default, whatever normalization_layer_epsilon says
 BLOCKS = (
     "llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", PAIRED_BLOCK, "gpt3", "gpt_oss", "deepseek",
+    *PATTERN_BLOCKS,
 )  # fmt: skip
 # Options of models that no architecture here describes, with the only readable value.
 UNPRICED: Mapping[str, object] = {
@@ -58,7 +69,8 @@ def decoder_block(model: Architecture) -> str:
     numerics = model.numerics
     kinds = {
         "deepseek": bool(model.kv_lora_rank), "gpt_oss": model.sinks, "gpt3": model.structure.has_learned_positions,
-        PAIRED_BLOCK: model.post_norms, "qwen2": model.bias == ("qkv",), "qwen3_moe": model.qk_norm and bool(model.num_experts),
+        "olmo3": not model.pre_norms, "gemma3": model.post_norms and model.qk_norm, PAIRED_BLOCK: model.post_norms,
+        "qwen2": model.bias == ("qkv",), "qwen3_moe": model.qk_norm and bool(model.num_experts),
         "qwen3": model.qk_norm, "mixtral": bool(model.num_experts), "gemma": bool(numerics.norm_offset),
     }  # fmt: skip
     return next((name for name, fits in kinds.items() if fits), "llama2")
@@ -88,7 +100,7 @@ def _model_options(launch: Launch) -> Options:
         "attn_logits_soft_cap": numerics.attention_cap or 0.0, "final_logits_soft_cap": numerics.logit_cap or 0.0,
         **_expert_options(model, block), **_block_options(model, block),
     }  # fmt: skip
-    return {name: value for name, value in options.items() if value != BASE_OPTIONS[name] or name == "decoder_block"}
+    return {name: value for name, value in options.items() if name not in BASE_OPTIONS or value != BASE_OPTIONS[name]}
 
 
 def _expert_options(model: Architecture, block: str) -> Options:
@@ -125,11 +137,24 @@ def _block_options(model: Architecture, block: str) -> Options:
         case "gemma2":
             norms = {"use_post_attn_norm": True, "use_post_ffw_norm": True}
             return {**norms, "sliding_window_size": model.sliding_window or 0}
+        case "gemma3":
+            scale = model.numerics.attention_scale
+            name = "gemma3-4b" if scale is None or math.isclose(scale, model.head_dim**-0.5) else GEMMA3_BY_WIDTH
+            norms = {"use_post_attn_norm": True, "use_post_ffw_norm": True}
+            return {**_named(name), **norms, "sliding_window_size": model.sliding_window or 0}
+        case "olmo3":
+            cycle = {"inhomogeneous_layer_cycle_interval": PATTERN_BLOCKS[block]}
+            return {**_named("olmo3-7b"), **cycle, "use_qk_norm": model.qk_norm, "attention_bias": model.bias == ("qkv",),
+                    "sliding_window_size": model.sliding_window or 0}  # fmt: skip
         case "qwen2":
             return {"attention_bias": True}
         case "qwen3" | "qwen3_moe":
             return {"use_qk_norm": True}
     return {}
+
+
+def _named(name: str) -> Options:
+    return {"model_name": name, "override_model_config": True}
 
 
 def _read_model(reader: OptionReader) -> Mapping[str, Any]:
@@ -145,7 +170,7 @@ def _read_model(reader: OptionReader) -> Mapping[str, Any]:
         **read_rotary(options, options["qk_nope_head_dim"] + options["qk_rope_head_dim"] if latent else 0),
         "numerics.attention_cap": options["attn_logits_soft_cap"] or None,
         "numerics.logit_cap": options["final_logits_soft_cap"] or None, "model.head_dim": options["head_dim"],
-        **_read_experts(options, block, _routes_by_groups(reader)), **_read_block(options, block),
+        **_read_experts(options, block, _routes_by_groups(reader)), **_read_block(options, block, _model_name(reader)),
     }  # fmt: skip
 
 
@@ -175,8 +200,12 @@ def _read_model_options(reader: OptionReader) -> Options:
 
 def _routes_by_groups(reader: OptionReader) -> bool:
     """Return whether the router limits groups of experts: it does for models of certain names (layers/moe.py, get_topk)."""
-    name = str(reader.get("model_name", "default"))
+    name = _model_name(reader)
     return _is_deepseek_v3(reader.options) if name == "default" else name.startswith(DEEPSEEK_V3)
+
+
+def _model_name(reader: OptionReader) -> str:
+    return str(reader.get("model_name", "default")).replace("-Instruct", "")
 
 
 def is_named_deepseek_v3(launch: Launch) -> bool:
@@ -210,9 +239,11 @@ def _read_experts(options: Options, block: str, routes_by_groups: bool) -> Mappi
     }  # fmt: skip
 
 
-def _read_block(options: Options, block: str) -> Mapping[str, Any]:
+def _read_block(options: Options, block: str, model_name: str) -> Mapping[str, Any]:
     size = options["sliding_window_size"]
-    window = {"model.sliding_window": size, "model.global_every": 2} if size else {}
+    window = {"model.sliding_window": size, "model.global_every": PATTERN_BLOCKS.get(block, 2)} if size else {}
+    if block in PATTERN_BLOCKS:
+        _require_pattern(options, block, model_name)
     match block:
         case "deepseek":
             return {"model.kv_lora_rank": options["kv_lora_rank"], "model.q_lora_rank": options["q_lora_rank"],
@@ -223,16 +254,46 @@ def _read_block(options: Options, block: str) -> Mapping[str, Any]:
         case "gpt3":
             return {"model.norm": "layer", "model.norm_bias": True, "model.positions": "learned", "model.bias": GPT3_BIASES,
                     "model.max_positions": options["trainable_position_size"]}  # fmt: skip
-        case "gemma" | "gemma2":
-            gemma = {"numerics.norm_offset": 1.0, "numerics.embedding_scale": math.sqrt(options["base_emb_dim"])}
+        case "gemma" | "gemma2" | "gemma3":
+            gemma = {"numerics.norm_offset": 1.0, "numerics.embedding_scale": math.sqrt(options["base_emb_dim"]),
+                     "numerics.norm_epsilon": FIXED_EPSILON}  # fmt: skip
             has_post_norms = options["use_post_attn_norm"] and options["use_post_ffw_norm"]
-            return {**gemma, **({"model.post_norms": has_post_norms, **window} if block == PAIRED_BLOCK else {})}
+            norms = {"model.post_norms": has_post_norms, "model.qk_norm": block == "gemma3"} if block != "gemma" else {}
+            by_width = {
+                "numerics.attention_scale": (options["base_emb_dim"] // options["base_num_query_heads"]) ** -0.5
+            }
+            return {
+                **gemma,
+                **norms,
+                **(window if norms else {}),
+                **(by_width if model_name == GEMMA3_BY_WIDTH else {}),
+            }
+        case "olmo3":
+            norms = {"model.pre_norms": False, "model.post_norms": True, "model.qk_norm": options["use_qk_norm"]}
+            if options["use_qk_norm"] and model_name.startswith("olmo3"):
+                norms["model.qk_norm_over"] = "projection"
+            return {**norms, "model.bias": ("qkv",) if options["attention_bias"] else (), **window}
         case "qwen2":
             bias = ("qkv",) if options["attention_bias"] else ()
             return {"model.bias": bias, "model.qk_norm": options["use_qk_norm"]}
         case "qwen3" | "qwen3_moe":
             return {"model.qk_norm": options["use_qk_norm"]}
     return {}
+
+
+def _require_pattern(options: Options, block: str, model_name: str) -> None:
+    """Raise `InputError` unless MaxText builds layers of this block: by its name, with windows, in whole cycles."""
+    names = NAMES_OF_BLOCKS[block]
+    if block == "gemma3" and model_name not in names:
+        raise InputError(
+            f"decoder_block: found gemma3 with model_name {model_name}; MaxText builds it for one of {', '.join(names)} "
+            "(set override_model_config for other sizes)"
+        )
+    if not options["sliding_window_size"]:
+        raise InputError(f"sliding_window_size: found 0; {block} needs the size of its windows")
+    layers, cycle = options["base_num_decoder_layers"], PATTERN_BLOCKS[block]
+    if block == "olmo3" and layers % cycle:
+        raise InputError(f"base_num_decoder_layers: found {layers}; {block} builds them in cycles of {cycle}")
 
 
 MODEL_MAPPINGS: tuple[OptionMapping, ...] = (OptionMapping(_model_options, _read_model),)
@@ -265,14 +326,28 @@ def shorten_to_name(options: Options) -> Options:
             and not _unpriced_options(named_options)
         ):
             rest = {key: value for key, value in options.items() if key not in BASE_OPTIONS or key in unset_options}
-            return {"model_name": name, **rest}
-    return options
+            return (
+                {**rest, "model_name": name}
+                if rest.pop("override_model_config", None)
+                else {"model_name": name, **rest}
+            )
+    return _override_name(options, model_options) if options.get("override_model_config") else options
 
 
-def expand_name(options: Options) -> Options:
+def _override_name(options: Options, model_options: Options) -> Options:
+    """Return options that name a model of other sizes, with each option in which this one differs from it."""
+    named_options = known_models()[options["model_name"]]
+    defaults = {**BASE_OPTIONS, **{key: value for key, value in named_options.items() if key in BASE_OPTIONS}}
+    rest = {key: value for key, value in options.items() if key not in BASE_OPTIONS}
+    return {**rest, **{key: value for key, value in model_options.items() if value != defaults[key]}}
+
+
+def expand_name(options: Options, command: Collection[str] = ()) -> Options:
     """Return options with those of the model that they name, and with a scale of all sizes applied.
 
-    Raises `InputError` for a name that the release does not have.
+    `command` are the names of the options on the command line. Those alone override the model's, and only with
+    override_model_config: what a file says beside the name of a model that sets it is ignored (pyconfig.py). Raises `InputError`
+    for a name that the release does not have, and for options of a command that differ from the model's without that option.
     """
     name = str(options.get("model_name", "default")).replace("-Instruct", "")
     if name != "default":
@@ -280,8 +355,13 @@ def expand_name(options: Options) -> Options:
             suggestion = did_you_mean(name, known_models())
             raise InputError(f"model_name: found {name!r}{suggestion}; a model of configs/models is required")
         named_options = known_models()[name]
-        overrides = options if options.get("override_model_config") else {}
-        options = {**options, **{key: value for key, value in named_options.items() if key not in overrides}}
+        differing = [key for key in command if key in named_options and options[key] != named_options[key]]
+        if differing and not options.get("override_model_config"):
+            raise InputError(
+                f"{', '.join(differing)}: the model {name} sets it too, to another value; MaxText refuses that without "
+                "override_model_config=true"
+            )
+        options = {**options, **{key: value for key, value in named_options.items() if key not in differing}}
     return _scale_sizes(options, options.get("global_parameter_scale", 1))
 
 
