@@ -136,10 +136,12 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "sglang": Judge(
         (Script("sglang_serve.py", LAUNCHES, writer="write_serving.py"),),
-        (TORCH, *_SERVERS, "IPython", "orjson", "python-dateutil", "triton", "xxhash", "zstandard"), alone=("sglang==0.5.23",),
+        (TORCH, *_SERVERS, "IPython", "orjson", "python-dateutil", "triton", "xxhash", "zstandard"),
+        alone=("sglang==0.5.23",),
     ),
     "peft": Judge(
-        (Script("peft_models.py", "trained parameters", interpreter_options=("-P",)),), (TORCH, TRANSFORMERS, "peft==0.21.2", *OURS)
+        (Script("peft_models.py", "trained parameters", interpreter_options=("-P",)),),
+        (TORCH, TRANSFORMERS, "peft==0.21.2", *OURS),
     ),
     "trainers": Judge(
         (Script("trainers.py", "published examples", interpreter_options=("-P",)),),

@@ -70,7 +70,7 @@ def dropped_by_peft(architecture: Architecture, targets: tuple[str, ...]) -> int
 
 def main() -> int:
     """Compare all models and target lists; return the exit status."""
-    num_wrong = 0
+    num_wrong = num_compared = 0
     for model_type, sizes in MODELS.items():
         config = AutoConfig.for_model(model_type, **sizes)
         architecture = parse_config(config.to_dict(), name=model_type)
@@ -85,7 +85,9 @@ def main() -> int:
             theirs = trained_by_peft(config, targets)
             theirs += dropped_by_peft(architecture, names)
             num_wrong += ours != theirs
+            num_compared += 1
             print(f"{model_type:12} {' '.join(names):60} {ours:>9,} {theirs:>9,} {'' if ours == theirs else 'DIFFERS'}")
+    print(f"{num_compared - num_wrong} equal, {num_wrong} different")
     return int(num_wrong > 0)
 
 
