@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from importlib import resources
+from typing import Any, Literal
 
 from shardwise.model import Architecture
 from shardwise.serve.serving_constants import (
     ReleaseFactor,
     ServingConstants,
-    constants_file,
     load_constants,
     release_factors,
 )
@@ -40,6 +41,7 @@ class ServingEngine:
     max_batched_tokens: int
     fuses_chunks: bool
     degrees: tuple[str, ...]
+    measured_chips: tuple[str, ...]
     source: str
 
     @property
@@ -80,14 +82,19 @@ class ServingEngine:
 
 
 @cache
+def _engines_file() -> Mapping[str, Any]:
+    return tomllib.loads(resources.files(__package__ or "").joinpath("engines.toml").read_text(encoding="utf-8"))
+
+
+@cache
 def serving_engines() -> Mapping[str, ServingEngine]:
     """Return the engines by name, at their newest release with constants."""
     return {
         name: ServingEngine(
-            name=name, degrees=tuple(table["degrees"]),
+            name=name, degrees=tuple(table["degrees"]), measured_chips=tuple(table["measured_chips"]),
             **{key: table[key] for key in ENGINE_KEYS},
         )
-        for name, table in constants_file()["engines"].items()
+        for name, table in _engines_file().items()
     }  # fmt: skip
 
 

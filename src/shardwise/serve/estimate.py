@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from shardwise.serve.engines import ServingEngine, get_serving_engine
 from shardwise.serve.kernel_seconds import ServingRates
 from shardwise.serve.legality import require_legal_serving_layout
 from shardwise.serve.memory import MemoryColumns, size_memory
-from shardwise.serve.pass_cost import HOST, price_pass
-from shardwise.serve.pass_work import PassTokens
+from shardwise.serve.pass_cost import HOST
+from shardwise.serve.pass_work import Column
 from shardwise.serve.serving_constants import constants_file
 from shardwise.serve.serving_estimate import Prediction, ServingEstimate, ServingMemory, ServingVerdict
 from shardwise.serve.serving_layout import ServingLayout
@@ -27,11 +27,16 @@ from shardwise.serve.steady_state import (
     queueing_seconds,
     solve_steady_state,
 )
+from shardwise.serve.table_work import PassLengths, TableWork
 from shardwise.values import InputError
 
 MEMORY_MARGIN = 0.03  # a cache within this share of what is required is neither said to fit nor not to
 GRID_POINTS = 96  # concurrencies that a rate is looked for among
 SECONDS_PER_HOUR = 3600.0
+INPUT_SHARES = (0.08, 0.3)  # shares of TPOT that other inputs take, between which spreads differ
+LOADS = (8.5, 32.5)  # requests in an instance, between which spreads of first tokens differ
+MEAN_POWER_SHARE = 0.72
+UNMEASURED_FACTOR = 1.5  # on the spreads of chips of which nothing was measured: assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class ServingModel:
     problem: ServingProblem
     engine: ServingEngine
     limits: BatchLimits
-    pricer: PassPricer
+    rates: ServingRates
 
     @classmethod
     def of(cls, problem: ServingProblem) -> ServingModel:
@@ -49,39 +54,57 @@ class ServingModel:
         engine = get_serving_engine(problem.engine, problem.release)
         limits = engine.batch_limits(problem.batch_limits)
         rates = ServingRates.of(problem.cluster, problem.formats, engine.constants)
-        weights = problem.formats.expert_format if problem.architecture.num_experts else problem.formats.weight_format
-        factor = engine.release_factor(problem.cluster.chip.catalog_name, weights.name)
-        pricer = PassPricer(
-            architecture=problem.architecture, rates=rates, engine=engine, factor=factor, limits=limits
+        return cls(problem=problem, engine=engine, limits=limits, rates=rates)
+
+    def pricer(self, table: ConfigurationTable) -> PassPricer:
+        """Return the passes of a table's rows."""
+        problem, limits = self.problem, self.limits
+        lengths = PassLengths(
+            decode_context=problem.workload.mean_context, prompt_tokens=problem.workload.isl,
+            cached_tokens=problem.workload.cached_tokens, tokens_per_sequence=1 + limits.mtp_tokens,
         )  # fmt: skip
-        return cls(problem=problem, engine=engine, limits=limits, pricer=pricer)
+        weights = problem.formats.expert_format if problem.architecture.num_experts else problem.formats.weight_format
+        factor = self.engine.release_factor(problem.cluster.chip.catalog_name, weights.name)
+        return PassPricer(
+            work=TableWork.of(problem.architecture, table, lengths), rates=self.rates,
+            fuses_chunks=self.engine.fuses_chunks and limits.chunked_prefill, pass_factor=factor.pass_factor,
+            first_token_factor=factor.first_token_factor, acceptance=limits.acceptance or None,
+        )  # fmt: skip
 
     @cached_property
     def is_measured(self) -> bool:
         """True if rows of the engine on the chip are among those that the constants rest on."""
-        measured = constants_file()["engines"][self.engine.name]["measured_chips"]
-        return self.problem.cluster.chip.catalog_name in measured
+        return self.problem.cluster.chip.catalog_name in self.engine.measured_chips
 
     def memory(self, table: ConfigurationTable) -> MemoryColumns:
         """Return the memory of each row."""
-        return size_memory(self.problem, self.engine, self.pricer.rates, table, self.limits)
+        return size_memory(self.problem, self.engine, self.rates, table, self.limits)
 
-    def steady_state(self, table: ConfigurationTable, memory: MemoryColumns) -> SteadyState:
+    def steady_state(self, pricer: PassPricer, table: ConfigurationTable, memory: MemoryColumns) -> SteadyState:
         """Return the steady state of each row."""
-        return solve_steady_state(self.pricer, self.problem, table, memory)
+        present = table.concurrency / (table.replicas * table.attention_dp)
+        largest = np.minimum(memory.largest_batch, self.limits.max_num_seqs or self.engine.max_num_seqs)
+        return solve_steady_state(pricer, present, largest, float(self.problem.workload.osl))
 
-    @property
-    def spreads(self) -> tuple[float, float]:
-        """Standard deviations of the logarithms of TPOT and TTFT over their predictions, for models that were not fitted to."""
-        spreads: Mapping[str, Mapping[str, float]] = constants_file()["spreads"]
+    def spreads(self, table: ConfigurationTable, state: SteadyState) -> tuple[Floats, Floats]:
+        """Return the standard deviations of the logarithms of TPOT and TTFT over their predictions, of each row.
+
+        They are those of models that were not fitted to: of an engine with dense models or with experts, by the share of a
+        token's time that other inputs take, and for first tokens by the requests in the system.
+        """
+        spreads = constants_file()["spreads"]
         kind = "experts" if self.problem.architecture.num_experts else "dense"
-        unmeasured = 1.0 if self.is_measured else spreads["unmeasured"]["factor"]
-        return spreads["tpot"][kind] * unmeasured, spreads["ttft"][kind] * unmeasured
+        factor = 1.0 if self.is_measured else UNMEASURED_FACTOR
+        of_tpot, of_ttft = (np.array(spreads[name][self.engine.name][kind]) * factor for name in ("tpot", "ttft"))
+        return of_tpot[np.digitize(state.input_share, INPUT_SHARES)], of_ttft[
+            np.digitize(table.concurrency / table.replicas, LOADS)
+        ]
 
-    def interval(self, values: Floats, spread: float) -> tuple[Floats, Floats]:
-        """Return the ends of the 90% intervals of values."""
-        factor = np.exp(INTERVAL_DEVIATIONS * spread)
-        return values / factor, values * factor
+
+def interval(values: Column, spread: Column) -> tuple[Floats, Floats]:
+    """Return the ends of the 90% intervals of values."""
+    factor = np.exp(INTERVAL_DEVIATIONS * np.asarray(spread))
+    return np.asarray(values / factor), np.asarray(values * factor)
 
 
 def estimate_table(problem: ServingProblem, table: ConfigurationTable) -> TableEstimate:
@@ -91,10 +114,10 @@ def estimate_table(problem: ServingProblem, table: ConfigurationTable) -> TableE
     """
     model = ServingModel.of(problem)
     memory = model.memory(table)
-    state = model.steady_state(table, memory)
-    tpot_spread, ttft_spread = model.spreads
-    tpot_low, tpot_high = model.interval(state.tpot_s, tpot_spread)
-    ttft_low, ttft_high = model.interval(state.ttft_s, ttft_spread)
+    state = model.steady_state(model.pricer(table), table, memory)
+    tpot_spread, ttft_spread = model.spreads(table, state)
+    tpot_low, tpot_high = interval(state.tpot_s, tpot_spread)
+    ttft_low, ttft_high = interval(state.ttft_s, ttft_spread)
     requests_per_s = _requests_per_s(problem, table, state)
     return TableEstimate(
         ttft_s=state.ttft_s, ttft_low_s=ttft_low, ttft_high_s=ttft_high, tpot_s=state.tpot_s, tpot_low_s=tpot_low,
@@ -135,10 +158,11 @@ def estimate_serving(problem: ServingProblem, layout: ServingLayout) -> ServingE
     concurrency, max_rate = _operating_point(model, grid)
     table = ConfigurationTable.of([layout], [concurrency], [tokens])
     memory = model.memory(table)
-    state = model.steady_state(table, memory)
+    pricer = model.pricer(table)
+    state = model.steady_state(pricer, table, memory)
     if problem.workload.rate_per_s is not None:
-        state = _at_rate(model, table, state, problem.workload.rate_per_s)
-    return _assemble(model, layout, table, memory, state, max_rate)
+        state = _at_rate(pricer, table, state, problem.workload.rate_per_s)
+    return _assemble(model, pricer, _Row(layout, table, memory, state, max_rate))
 
 
 def _require_runnable(model: ServingModel, layout: ServingLayout) -> None:
@@ -161,7 +185,9 @@ def _concurrency_grid(
     copies = layout.attention_copies
     concurrencies = np.geomspace(min(0.01, copies), max(batch, 1.0) * copies, GRID_POINTS)
     table = ConfigurationTable.of([layout] * GRID_POINTS, list(concurrencies), [max_batched_tokens] * GRID_POINTS)
-    return table, _requests_per_s(model.problem, table, model.steady_state(table, model.memory(table)))
+    return table, _requests_per_s(
+        model.problem, table, model.steady_state(model.pricer(table), table, model.memory(table))
+    )
 
 
 def _operating_point(model: ServingModel, grid: tuple[ConfigurationTable, Floats]) -> tuple[float, float]:
@@ -180,40 +206,49 @@ def _operating_point(model: ServingModel, grid: tuple[ConfigurationTable, Floats
     return float(np.interp(rate, rising, table.concurrency)), max_rate
 
 
-def _at_rate(model: ServingModel, table: ConfigurationTable, state: SteadyState, rate_per_s: float) -> SteadyState:
+def _at_rate(pricer: PassPricer, table: ConfigurationTable, state: SteadyState, rate_per_s: float) -> SteadyState:
     """Return the state with first tokens of random arrivals in place of those of a fixed concurrency."""
     per_copy = rate_per_s / (table.replicas * table.attention_dp)
-    service_s = state.prompt_s * model.pricer.constants.prompt_factor
-    first_token_s = first_token_seconds(model.pricer, table, state.running, state.pass_s, state.prompt_s)
-    ttft_s = (first_token_s + queueing_seconds(per_copy, service_s)) * model.pricer.factor.first_token_factor
+    service_s = state.prompt_s * pricer.constants.prompt_factor
+    first_token_s = first_token_seconds(pricer, state.running, state.pass_s, state.prompt_s)
+    ttft_s = (first_token_s + queueing_seconds(per_copy, service_s)) * pricer.first_token_factor
     return replace(state, ttft_s=ttft_s)
 
 
-def _assemble(
-    model: ServingModel,
-    layout: ServingLayout,
-    table: ConfigurationTable,
-    memory: MemoryColumns,
-    state: SteadyState,
-    max_rate: float,
-) -> ServingEstimate:
-    problem, workload = model.problem, model.problem.workload
-    tpot_spread, ttft_spread = model.spreads
-    ttft_s, tpot_s = float(state.ttft_s[0]), float(state.tpot_s[0])
-    requests_per_s = workload.rate_per_s or float(table.concurrency[0]) / (ttft_s + tpot_s * max(workload.osl - 1, 0))
+class _Row(NamedTuple):
+    """A layout at its concurrency, with its memory and steady state as tables of one row."""
+
+    layout: ServingLayout
+    table: ConfigurationTable
+    memory: MemoryColumns
+    state: SteadyState
+    max_rate: float
+
+
+def _assemble(model: ServingModel, pricer: PassPricer, row: _Row) -> ServingEstimate:
+    workload, layout, state = model.problem.workload, row.layout, row.state
+    tpot_spread, ttft_spread = (first(spread) for spread in model.spreads(row.table, state))
+    ttft_s, tpot_s, running = (first(column) for column in (state.ttft_s, state.tpot_s, state.running))
+    request_s = ttft_s + tpot_s * max(workload.osl - 1, 0)
+    requests_per_s = workload.rate_per_s or first(row.table.concurrency) / request_s
     throughput = _predict(
         requests_per_s * workload.osl / layout.num_devices, 0.0 if workload.rate_per_s else tpot_spread
     )
-    decode, prompt = _decode_terms(model, table, state), _prompt_terms(model, table)
+    decode = _decode_terms(pricer, state)
     return ServingEstimate(
-        problem=problem, layout=layout, ttft_s=_predict(ttft_s, ttft_spread), tpot_s=_predict(tpot_s, tpot_spread),
-        tokens_per_s_per_device=throughput, requests_per_s=requests_per_s, max_rate_per_s=max_rate,
-        concurrency=requests_per_s * (ttft_s + tpot_s * max(workload.osl - 1, 0)), running=float(state.running[0]),
-        decode_pass_s=float(state.pass_s[0]), prefill_s=float(state.prompt_s[0]), decode_terms=decode, prefill_terms=prompt,
-        bound=max(decode, key=lambda term: decode[term]), memory=_memory(model, table, memory),
+        problem=model.problem, layout=layout, ttft_s=_predict(ttft_s, ttft_spread), tpot_s=_predict(tpot_s, tpot_spread),
+        tokens_per_s_per_device=throughput, requests_per_s=requests_per_s, max_rate_per_s=row.max_rate,
+        concurrency=requests_per_s * request_s, running=running, decode_pass_s=first(state.pass_s),
+        prefill_s=first(state.prompt_s), decode_terms=decode, prefill_terms=_prompt_terms(pricer, state),
+        bound=max(decode, key=lambda term: decode[term]), memory=_memory(row.memory),
         usd_per_million_output_tokens=_price(model, throughput), watts_per_device=_watts(model),
         is_measured=model.is_measured, notes=_notes(model),
     )  # fmt: skip
+
+
+def first(column: Column) -> float:
+    """Return the first row of a column, or a number as it is."""
+    return float(np.ravel(column)[0])
 
 
 def _predict(value: float, spread: float) -> Prediction:
@@ -221,45 +256,36 @@ def _predict(value: float, spread: float) -> Prediction:
     return Prediction(value=value, low=value / factor, high=value * factor)
 
 
-def _decode_terms(model: ServingModel, table: ConfigurationTable, state: SteadyState) -> dict[str, float]:
+def _decode_terms(pricer: PassPricer, state: SteadyState) -> dict[str, float]:
     """Return the terms of a decode pass, the largest first; they add up to the pass."""
-    pricer = model.pricer
-    terms = pricer.decode_terms(table, state.running, model.problem.workload.mean_context)
-    drafted = model.limits.mtp_tokens
-    share = 1.0 + drafted * 2.0 / model.problem.architecture.num_layers
-    seconds = {name: float(np.ravel(value)[0]) * share for name, value in terms.items()}
-    seconds[HOST] = float(pricer.host_seconds(table, state.running, 1 + drafted)[0])
-    return _sorted({name: value * pricer.factor.pass_factor for name, value in seconds.items()})
+    seconds = {name: first(value) for name, value in pricer.decode_terms(state.running).items()}
+    seconds[HOST] = first(pricer.host_seconds(state.running))
+    return _sorted({name: value * first(pricer.pass_factor) for name, value in seconds.items()})
 
 
-def _prompt_terms(model: ServingModel, table: ConfigurationTable) -> dict[str, float]:
-    """Return the terms of one request's chunks, the largest first, scaled to add up to the chunks' seconds."""
-    isl, pricer = model.problem.workload.new_input_tokens, model.pricer
-    num_chunks = np.ceil(isl / np.minimum(table.max_batched_tokens, isl))
-    tokens = PassTokens(prompt_tokens=isl / num_chunks / table.cp, prompt_context=isl / 2)
-    terms = price_pass(model.problem.architecture, table, pricer.rates, tokens, has_prompt=True)
-    seconds = {name: float((num_chunks * value)[0]) for name, value in terms.items()}
-    total = float(pricer.prompt_seconds(table, np.ones(1), isl, model.problem.workload.mean_context)[0][0])
-    seconds[HOST] = max(total / pricer.factor.pass_factor - sum(seconds.values()), 0.0)
-    scale = total / sum(seconds.values())
-    return _sorted({name: value * scale for name, value in seconds.items()})
+def _prompt_terms(pricer: PassPricer, state: SteadyState) -> dict[str, float]:
+    """Return the terms of one request's chunks, the largest first; launches by the host are what is beyond the device's."""
+    scale = first(pricer.work.num_chunks) * first(pricer.pass_factor)
+    seconds = {name: scale * first(value) for name, value in pricer.chunk_terms(0.0).items()}
+    seconds[HOST] = max(first(state.prompt_s) - sum(seconds.values()), 0.0)
+    return _sorted(seconds)
 
 
 def _sorted(seconds: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in sorted(seconds.items(), key=lambda item: -item[1]) if value > 0}
 
 
-def _memory(model: ServingModel, table: ConfigurationTable, memory: MemoryColumns) -> ServingMemory:
-    required = 1.0
-    batch = float(memory.largest_batch[0])
+def _memory(memory: MemoryColumns) -> ServingMemory:
+    batch, required = first(memory.largest_batch), 1.0
     verdict: ServingVerdict = "fits"
     if batch < required * (1 + MEMORY_MARGIN):
         verdict = "does not fit" if batch < required * (1 - MEMORY_MARGIN) else "not known"
+    parts = memory.parts
     return ServingMemory(
-        capacity_bytes=memory.capacity_bytes, usable_bytes=float(memory.usable_bytes[0]),
-        weight_bytes=float(memory.weight_bytes[0]), activation_bytes=float(memory.activation_bytes[0]),
-        runtime_bytes=float(memory.runtime_bytes[0]), cache_bytes=float(memory.cache_bytes[0]),
-        cache_bytes_per_token=float(memory.cache_bytes_per_token[0]), cache_tokens=int(memory.cache_tokens[0]),
+        capacity_bytes=first(parts.capacity_bytes), usable_bytes=first(memory.usable_bytes),
+        weight_bytes=first(parts.weight_bytes), activation_bytes=first(parts.activation_bytes),
+        runtime_bytes=first(parts.runtime_bytes), cache_bytes=first(memory.cache_bytes),
+        cache_bytes_per_token=first(parts.token_bytes), cache_tokens=int(first(memory.cache_tokens)),
         largest_batch=int(batch), verdict=verdict, rule=memory.rule,
     )  # fmt: skip
 
@@ -280,7 +306,7 @@ def _price(model: ServingModel, throughput: Prediction) -> Prediction | None:
 def _watts(model: ServingModel) -> float | None:
     """Return the mean watts of a device: its rated power by the share that serving draws of it."""
     power = model.problem.cluster.chip.power_w
-    return None if power is None else power * constants_file()["power"]["mean_share"]
+    return None if power is None else power * MEAN_POWER_SHARE
 
 
 def _notes(model: ServingModel) -> tuple[str, ...]:
@@ -292,5 +318,5 @@ def _notes(model: ServingModel) -> tuple[str, ...]:
             "Hopper and Blackwell chips, and the intervals are wider"
         )
     if model.limits.mtp_tokens and not model.limits.acceptance:
-        notes.append(f"acceptance of drafted tokens is assumed to be {model.pricer.constants.acceptance:.2f} each")
+        notes.append(f"acceptance of drafted tokens is assumed to be {model.engine.constants.acceptance:.2f} each")
     return tuple(notes)

@@ -21,43 +21,78 @@ from shardwise.serve.pass_work import Column, PassCollective, PassWork, Products
 from shardwise.serve.serving_constants import ServingConstants
 
 ACTIVATION_BYTES = 2.0  # of one element of hidden states, on links and in memory
+STATE_BYTES = 4.0  # states of recurrences rest in fp32
 NETWORK_HOPS = 4.0  # a hop between nodes takes this many times one inside (NCCL's tuning model: 2 to 5)
 HOPPER = ("h100", "h200", "h800")
+WIDER: Mapping[str, str] = {
+    "fp4": "fp8",
+    "fp8": "bf16",
+    "int8": "bf16",
+    "bf16": "fp16",
+}  # where a chip has no such products
 
 
 def slower_of(first: Column, second: Column) -> Column:
     """Return the longer of two times that overlap: the norm of order 3, which is a quarter above either where they are equal."""
-    return np.cbrt(first * first * first + second * second * second)
+    longer: Column = np.cbrt(first * first * first + second * second * second)
+    return longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRates:
+    """Format of one group of weights on a chip: bytes of an element, FLOP/s of products with it, and which factors it takes."""
+
+    element_bytes: Column
+    peak: Column
+    is_fp4: Column
+    is_int4: Column
+    is_fp8: Column
+
+    @classmethod
+    def of(cls, chip: Chip, weight_format: WeightFormat) -> GroupRates:
+        """Return the rates of a format on a chip."""
+        product = weight_format.product
+        return cls(
+            element_bytes=weight_format.bytes_per_element, peak=format_peak(chip, product), is_fp4=float(product == "fp4"),
+            is_int4=float(product == "bf16" and weight_format.element_bytes == 0.5), is_fp8=float(product == "fp8"),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRates:
-    """Rates of one chip under an engine's constants: all that seconds follow from.
+    """Rates of chips and formats, numbers or a column each, under an engine's constants: all that seconds follow from.
 
-    `formats` by group of weights; `link_bytes_per_s` of a device inside a domain of `domain` devices, `network_bytes_per_s`
-    beyond.
+    `groups` by group of weights; `link_bytes_per_s` of a device inside a domain of `domain` devices, `network_bytes_per_s`
+    beyond. `is_hopper` and `is_narrow` (weights below 16 bits are multiplied in their format) are 0 or 1.
     """
 
-    chip: Chip
     constants: ServingConstants
-    formats: Mapping[str, WeightFormat]
-    cache_bytes: float
-    domain: int
-    link_bytes_per_s: float
-    network_bytes_per_s: float
+    groups: Mapping[str, GroupRates]
+    memory_bytes_per_s: Column
+    half_peak: Column
+    cache_bytes: Column
+    domain: Column
+    link_bytes_per_s: Column
+    network_bytes_per_s: Column
+    is_hopper: Column
+    is_narrow: Column
 
     @classmethod
     def of(cls, cluster: Cluster, formats: ServingFormats, constants: ServingConstants) -> ServingRates:
         """Return the rates of a cluster's chip and links."""
+        chip = cluster.chip
         domain, link, network = _links(cluster.topology, cluster.num_devices)
         narrow, bf16 = formats.weight_format, get_weight_format("bf16")
         by_group = {
             "attention": formats.attention_format, "recurrence": formats.attention_format, "mlp": narrow,
-            "experts": formats.expert_format, "router": bf16, "vocabulary": bf16,
+            "experts": formats.expert_format, "router": bf16, "vocabulary": bf16, "norm": bf16, "prediction": bf16,
         }  # fmt: skip
         return cls(
-            chip=cluster.chip, constants=constants, formats=by_group, cache_bytes=formats.cache_bytes, domain=domain,
-            link_bytes_per_s=link, network_bytes_per_s=network,
+            constants=constants, groups={group: GroupRates.of(chip, part) for group, part in by_group.items()},
+            memory_bytes_per_s=chip.memory_bytes_per_s, half_peak=format_peak(chip, "bf16"), cache_bytes=formats.cache_bytes,
+            domain=domain, link_bytes_per_s=link, network_bytes_per_s=network,
+            is_hopper=float(chip.catalog_name in HOPPER),
+            is_narrow=float("bf16" not in (narrow.product, formats.expert_format.product)),
         )  # fmt: skip
 
     @property
@@ -65,77 +100,72 @@ class ServingRates:
         """How tokens choose experts."""
         return Routing(self.constants.routing_skew, self.constants.expert_imbalance)
 
-    def peak(self, product: str) -> float:
-        """Return the FLOP/s of products in a format, or of the next wider one that the chip has."""
-        peaks = self.chip.peak_flops_per_s
-        wider = {"fp4": "fp8", "fp8": "bf16", "int8": "bf16", "bf16": "fp16"}
-        while product not in peaks and product in wider:
-            product = wider[product]
-        return self.chip.peak(product)
-
     def product_seconds(self, group: str, products: Products, *, has_prompt: bool) -> Column:
         """Return the seconds of the products with a group of weights."""
-        constants, weight_format = self.constants, self.formats[group]
+        constants, rates = self.constants, self.groups[group]
         is_expert = group == "experts"
         share = constants.expert_share if is_expert else constants.weight_share
-        read_s = products.elements * (weight_format.bytes_per_element / (self.chip.memory_bytes_per_s * share))
         flops_share = constants.decode_share
         if has_prompt:
             flops_share = constants.expert_prompt_share if is_expert else constants.prompt_share
-        compute_s = products.flops * (1.0 / (self.peak(weight_format.product) * flops_share))
-        return slower_of(read_s, compute_s) * self._format_factor(weight_format, is_expert=is_expert)
-
-    def _format_factor(self, weight_format: WeightFormat, *, is_expert: bool) -> float:
-        constants = self.constants
-        if weight_format.product == "fp4":
-            return constants.fp4_expert_factor if is_expert else constants.fp4_factor
-        if not is_expert:
-            return 1.0
-        if weight_format.element_bytes == 0.5:
-            return constants.int4_expert_factor
-        return constants.fp8_expert_factor if weight_format.product == "fp8" else 1.0
+        read_s = products.elements * (rates.element_bytes / (self.memory_bytes_per_s * share))
+        compute_s = products.flops / (rates.peak * flops_share)
+        factor = 1.0 + (constants.fp4_factor - 1.0) * rates.is_fp4
+        if is_expert:
+            factor = (
+                1.0
+                + (constants.fp4_expert_factor - 1.0) * rates.is_fp4
+                + (constants.int4_expert_factor - 1.0) * rates.is_int4
+                + (constants.fp8_expert_factor - 1.0) * rates.is_fp8
+            )
+        return slower_of(read_s, compute_s) * factor
 
     def attention_seconds(self, work: PassWork) -> Column:
         """Return the seconds of decoding sequences' attention, and of recurrent states."""
-        rate = self.chip.memory_bytes_per_s
+        rate = self.memory_bytes_per_s
         read_s = work.cache_elements * (self.cache_bytes / (rate * self.constants.cache_share))
-        compute_s = work.decode_flops * (1.0 / (self.peak("bf16") * self.constants.decode_attention_share))
-        state_s = work.state_elements * (4.0 / (rate * self.constants.weight_share))  # states rest in fp32
-        return slower_of(read_s, compute_s) + state_s
+        compute_s = work.decode_flops / (self.half_peak * self.constants.decode_attention_share)
+        return slower_of(read_s, compute_s) + work.state_elements * (STATE_BYTES / (rate * self.constants.weight_share))
 
     def prompt_attention_seconds(self, work: PassWork) -> Column:
         """Return the seconds of a chunk's attention."""
-        return work.prompt_flops * (1.0 / (self.peak("bf16") * self.constants.prompt_attention_share))
+        return work.prompt_flops / (self.half_peak * self.constants.prompt_attention_share)
+
+    def activation_seconds(self, work: PassWork) -> Column:
+        """Return the seconds of kernels that only move activations: norms, gates, casts."""
+        return work.activation_elements * (ACTIVATION_BYTES / (self.memory_bytes_per_s * self.constants.weight_share))
 
     def launch_seconds(self, work: PassWork) -> Column:
         """Return the seconds that launches take beyond what kernels move and compute."""
         constants, kernels = self.constants, work.kernels
-        scale: dict[str, float] = {
-            "latent": constants.latent_kernels, "indexer": constants.indexer_kernels,
-            "recurrence": constants.recurrence_kernels, "experts": constants.expert_kernels,
-        }  # fmt: skip
-        is_fp4 = self.formats["experts"].product == "fp4"
-        scale["experts"] *= constants.fp4_expert_kernels if is_fp4 else 1.0
-        launches: Column = sum((count * scale.get(name, 1.0) for name, count in kernels.items()), start=0.0)
-        if self.formats["mlp"].product != "bf16" or self.formats["experts"].product != "bf16":
-            mixers = sum(kernels.get(name, 0.0) / per for name, per in MIXER_KERNELS.items())
-            launches = launches + 2 * constants.cast_kernels * mixers
-        factor = constants.hopper_launch_factor if self.chip.catalog_name in HOPPER else 1.0
+        fp4 = 1.0 + (constants.fp4_expert_kernels - 1.0) * self.groups["experts"].is_fp4
+        launches: Column = kernels.get("layer", 0.0) + kernels.get("casts", 0.0) * (
+            constants.cast_kernels * self.is_narrow
+        )
+        launches = launches + kernels.get("experts", 0.0) * (constants.expert_kernels * fp4)
+        launches = launches + kernels.get("indexer", 0.0) * constants.indexer_kernels
+        launches = launches + kernels.get("recurrence", 0.0) * constants.recurrence_kernels
+        factor = 1.0 + (constants.hopper_launch_factor - 1.0) * self.is_hopper
         return launches * (constants.kernel_s * factor)
 
     def collective_seconds(self, collective: PassCollective) -> Column:
         """Return the seconds of a pass's collectives of one kind: latency by devices, and payload over the link."""
         is_inside = collective.degree <= self.domain
-        rate = np.where(is_inside, self.link_bytes_per_s, self.network_bytes_per_s) * self.constants.link_share
-        hops = np.where(is_inside, 1.0, NETWORK_HOPS)
+        nominal: Column = np.where(is_inside, self.link_bytes_per_s, self.network_bytes_per_s)
+        rate = nominal * self.constants.link_share
+        hops = 1.0 + (NETWORK_HOPS - 1.0) * (collective.degree > self.domain)
         if collective.kind == "all_reduce":
-            latency = 2.0 * self.constants.reduce_hop_s * np.log2(np.maximum(collective.degree, 1))
+            latency: Column = 2.0 * self.constants.reduce_hop_s * np.log2(np.maximum(collective.degree, 1))
         else:
-            latency = np.where(collective.degree > 1, self.constants.exchange_s, 0.0)
+            latency = (collective.degree > 1) * self.constants.exchange_s
         return collective.count * latency * hops + collective.elements * ACTIVATION_BYTES / rate
 
 
-MIXER_KERNELS: Mapping[str, int] = {"attention": 6, "latent": 10, "recurrence": 8}
+def format_peak(chip: Chip, product: str) -> float:
+    """Return the FLOP/s of products in a format, or in the next wider one that the chip has."""
+    while product not in chip.peak_flops_per_s and product in WIDER:
+        product = WIDER[product]
+    return chip.peak(product)
 
 
 def _links(topology: Topology, num_devices: int) -> tuple[int, float, float]:

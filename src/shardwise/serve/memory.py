@@ -9,10 +9,10 @@ import numpy as np
 
 from shardwise.model import Architecture
 from shardwise.serve.configuration_table import ConfigurationTable, Floats
-from shardwise.serve.engines import ServingEngine
+from shardwise.serve.engines import MemoryRule, ServingEngine
 from shardwise.serve.kernel_seconds import ServingRates
-from shardwise.serve.pass_counts import count_weights, request_cache_elements
 from shardwise.serve.serving_problem import BatchLimits, ServingProblem
+from shardwise.serve.table_work import request_elements, weight_elements
 
 GIB = 2.0**30
 # vLLM profiles a pass before it sizes the cache: sampling over `max_num_seqs` rows of logits, sorted in fp32 with their indices,
@@ -36,62 +36,93 @@ RULES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryColumns:
-    """Bytes of the fullest device of each row, and what its cache holds; `ServingMemory` says what each is."""
+class MemoryParts:
+    """Bytes of the fullest device of each row that no fraction changes. `request_bytes` are those of a request of the workload in
+    the cache, on average over its output; `token_bytes` those of one token at its end."""
 
-    capacity_bytes: float
-    usable_bytes: Floats
+    capacity_bytes: Floats
     weight_bytes: Floats
     activation_bytes: Floats
     runtime_bytes: Floats
+    request_bytes: Floats
+    token_bytes: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryColumns:
+    """Parts of memory, what the engine's rule lets the cache have, and what that holds; `ServingMemory` says what each is."""
+
+    parts: MemoryParts
+    usable_bytes: Floats
     cache_bytes: Floats
-    cache_bytes_per_token: Floats
-    cache_tokens: Floats
-    largest_batch: Floats
-    fraction: float
     rule: str
+
+    @property
+    def cache_tokens(self) -> Floats:
+        """Tokens that the cache of one copy of attention holds."""
+        return np.floor(self.cache_bytes / self.parts.token_bytes)
+
+    @property
+    def largest_batch(self) -> Floats:
+        """Requests of the workload that the cache of one copy of attention holds."""
+        return self.cache_bytes / self.parts.request_bytes
 
 
 def size_memory(
     problem: ServingProblem, engine: ServingEngine, rates: ServingRates, table: ConfigurationTable, limits: BatchLimits
 ) -> MemoryColumns:
     """Return the memory of each row: what an engine's rule leaves for the cache, and the requests of the workload in it."""
+    fraction = limits.memory_fraction or engine.memory_fraction
+    parts = size_parts(problem, engine, rates, table, limits)
+    cache = cache_bytes(engine.memory_rule, fraction, parts)
+    usable = fraction * parts.capacity_bytes
+    if engine.memory_rule == "of free":
+        usable = cache + parts.weight_bytes + parts.activation_bytes + parts.runtime_bytes
+    rule = f"{engine.title}: {RULES[engine.memory_rule].format(fraction=fraction)}"
+    return MemoryColumns(parts=parts, usable_bytes=usable, cache_bytes=cache, rule=rule)
+
+
+def size_parts(
+    problem: ServingProblem, engine: ServingEngine, rates: ServingRates, table: ConfigurationTable, limits: BatchLimits
+) -> MemoryParts:
+    """Return the parts of memory of each row."""
     architecture, workload = problem.architecture, problem.workload
-    capacity, fraction = problem.cluster.chip.capacity_bytes, limits.memory_fraction or engine.memory_fraction
-    weights = weight_bytes(architecture, rates, table)
-    activations = activation_bytes(architecture, engine, limits) + np.zeros(len(table))
+    zeros = np.zeros(len(table))
     runtime = CONTEXT_BYTES + np.where(table.devices_per_replica > 1, COMMUNICATOR_BYTES, 0.0)
-    if engine.memory_rule == "of total":
-        usable = fraction * capacity + np.zeros(len(table))
-        cache = usable - weights - activations - runtime
-    elif engine.memory_rule == "of free":
+    if engine.memory_rule != "of total":
         runtime = runtime + GRAPH_AND_WORKSPACE_BYTES
-        cache = fraction * (capacity - weights - activations - runtime)
-        usable = cache + weights + activations + runtime
-    else:
-        runtime = runtime + GRAPH_AND_WORKSPACE_BYTES
-        usable = fraction * capacity + np.zeros(len(table))
-        cache = np.minimum(usable, capacity - activations - runtime) - weights
-    cache = np.maximum(cache, 0.0)
-    request_bytes = request_cache_elements(architecture, table, workload.total_tokens) * rates.cache_bytes / table.pp
-    per_token = request_bytes / workload.total_tokens
-    # Requests are at every stage of their output: on average half of it is in the cache.
-    mean_bytes = request_cache_elements(architecture, table, workload.mean_context) * rates.cache_bytes / table.pp
-    return MemoryColumns(
-        capacity_bytes=capacity, usable_bytes=usable, weight_bytes=weights, activation_bytes=activations, runtime_bytes=runtime,
-        cache_bytes=cache, cache_bytes_per_token=per_token, cache_tokens=np.floor(cache / per_token),
-        largest_batch=cache / mean_bytes, fraction=fraction,
-        rule=f"{engine.title}: {RULES[engine.memory_rule].format(fraction=fraction)}",
+    cached = rates.cache_bytes / table.pp
+    return MemoryParts(
+        capacity_bytes=problem.cluster.chip.capacity_bytes + zeros,
+        weight_bytes=weight_bytes(architecture, rates, table, problem.formats.expert_format.name),
+        activation_bytes=activation_bytes(architecture, engine, limits) + zeros, runtime_bytes=runtime,
+        # Requests are at every stage of their output: on average half of it is in the cache.
+        request_bytes=request_elements(architecture, table, workload.mean_context) * cached,
+        token_bytes=request_elements(architecture, table, workload.total_tokens) * cached / workload.total_tokens,
     )  # fmt: skip
 
 
-def weight_bytes(architecture: Architecture, rates: ServingRates, table: ConfigurationTable) -> Floats:
+def cache_bytes(memory_rule: MemoryRule, fraction: float, parts: MemoryParts) -> Floats:
+    """Return the bytes of the cache by an engine's rule."""
+    fixed = parts.weight_bytes + parts.activation_bytes + parts.runtime_bytes
+    if memory_rule == "of total":
+        cache = fraction * parts.capacity_bytes - fixed
+    elif memory_rule == "of free":
+        cache = fraction * (parts.capacity_bytes - fixed)
+    else:  # activations and graphs have what the static fraction leaves
+        cache = np.minimum(fraction * parts.capacity_bytes - parts.weight_bytes, parts.capacity_bytes - fixed)
+    return np.maximum(cache, 0.0)
+
+
+def weight_bytes(
+    architecture: Architecture, rates: ServingRates, table: ConfigurationTable, expert_format: str
+) -> Floats:
     """Return the bytes of weights on a device: of its share of the layers, and of towers that only multimodal inputs need."""
     sizes = {
-        group: elements * rates.formats[group].bytes_per_element
-        for group, elements in count_weights(architecture, table).items()
+        group: elements * rates.groups[group].element_bytes
+        for group, elements in weight_elements(architecture, table).items()
     }
-    block = PADDED_WIDTHS.get(rates.formats["experts"].name)
+    block = PADDED_WIDTHS.get(expert_format)
     if architecture.num_experts and block:
         width = architecture.d_ff / table.expert_tp
         sizes["experts"] = sizes["experts"] * (np.ceil(width / block) * block / width)

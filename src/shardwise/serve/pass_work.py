@@ -1,38 +1,13 @@
-"""Work of one pass of an instance: what it computes, reads and sends, as numbers or as columns of a table of configurations.
-
-A pass has `decode_sequences` that each add `tokens_per_sequence` tokens (one, and those drafted), and `prompt_tokens` of a
-chunk of inputs, all for one copy of attention. Elements and FLOPs are those of the device with most of them, over all layers.
-"""
+"""Work of one pass: what it computes, reads and sends on the busiest device of an instance, as numbers or columns of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from numpy.typing import NDArray
+from shardwise.values import Value
 
-Column = NDArray[Any] | float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassTokens:
-    """Tokens of one pass of one copy of attention; columns, or numbers that all rows share.
-
-    `decode_context` is how many cached tokens a decoding sequence has, and `prompt_context` how many keys a token of the chunk
-    attends to on average.
-    """
-
-    decode_sequences: Column = 0.0
-    tokens_per_sequence: Column = 1.0
-    decode_context: Column = 0.0
-    prompt_tokens: Column = 0.0
-    prompt_context: Column = 0.0
-
-    @property
-    def new_tokens(self) -> Column:
-        """Tokens that go through the layers."""
-        return self.decode_sequences * self.tokens_per_sequence + self.prompt_tokens
+Column = Value  # a number, or a column of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +29,23 @@ class Products:
     elements: Column
     flops: Column
 
+    def __add__(self, products: Products) -> Products:
+        return Products(self.elements + products.elements, self.flops + products.flops)
+
+    def scaled(self, reads: Column, rows: Column) -> Products:
+        """Return the products of `rows` times as many tokens, which read `reads` of the weights."""
+        return Products(self.elements * reads, self.flops * rows)
+
+
+NO_PRODUCTS = Products(0.0, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class PassCollective:
-    """A collective that a pass makes `count` times over `degree` devices; each sends `elements` of 16 bits in all of a pass,
-    ring's factor included. `kind` is "all_reduce" or "exchange" (tokens between copies of attention and experts)."""
+    """Collectives of one kind in a pass: `count` of them over `degree` devices, of which each sends `elements` in all.
+
+    `kind` is "all_reduce" or "exchange": all that moves tokens or logits between devices without adding them up on each.
+    """
 
     kind: str
     degree: Column
@@ -70,9 +57,9 @@ class PassCollective:
 class PassWork:
     """Work of one pass on the busiest device.
 
-    `products` by group of weights: "attention", "mlp", "experts", "router", "vocabulary", "recurrence". `cache_elements` are read
-    by decoding sequences, whose attention takes `decode_flops`; the chunk's takes `prompt_flops`. `state_elements` of recurrences
-    are read and written. `kernels` counts launches by class of kernel.
+    `products` by group of weights: "attention", "mlp", "experts", "router", "vocabulary", "recurrence". `cache_elements` are
+    read by decoding sequences, whose attention takes `decode_flops`; that of a chunk takes `prompt_flops`. `state_elements` of
+    recurrences are read and written; `activation_elements` by kernels without weights. `kernels` counts launches by class.
     """
 
     products: Mapping[str, Products]
@@ -80,5 +67,6 @@ class PassWork:
     decode_flops: Column
     prompt_flops: Column
     state_elements: Column
+    activation_elements: Column
     kernels: Mapping[str, Column]
-    collectives: tuple[PassCollective, ...] = field(default=())
+    collectives: tuple[PassCollective, ...]

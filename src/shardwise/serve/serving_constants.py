@@ -1,7 +1,7 @@
 """Constants that passes are priced with: shares of a chip's peaks, latencies of launches and collectives, an engine's host times.
 
-They are of all engines, or of one; `engines.toml` has each with what it rests on. A release differs from its engine by a factor
-on its passes and one on its first tokens (`ReleaseFactor`), drawn towards 1 by how little was measured of it.
+They are of all engines, or of one; `serving_constants.toml` has each with its width. A release differs from its engine by a
+factor on its passes and one on its first tokens (`ReleaseFactor`), drawn towards 1 by how little was measured of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-CONSTANTS_FILE = "engines.toml"
+CONSTANTS_FILE = "serving_constants.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class ServingConstants:
     fp8_expert_factor: float
     routing_skew: float
     expert_imbalance: float
-    latent_kernels: float
+
     indexer_kernels: float
     expert_kernels: float
     fp4_expert_kernels: float
@@ -101,7 +101,7 @@ class ReleaseFactor:
 
 @cache
 def constants_file() -> Mapping[str, Any]:
-    """Return the tables of `engines.toml`."""
+    """Return the fitted tables: constants, factors of releases, spreads of predictions."""
     text = resources.files(__package__ or "").joinpath(CONSTANTS_FILE).read_text()
     return tomllib.loads(text)
 
@@ -110,7 +110,7 @@ def constants_file() -> Mapping[str, Any]:
 def load_constants(engine: str) -> ServingConstants:
     """Return the constants of an engine by name."""
     tables = constants_file()
-    shared, of_engine = tables["constants"], tables["engines"][engine]["constants"]
+    shared, of_engine = tables["constants"], tables["engine_constants"][engine]
     return ServingConstants(
         **{name: (of_engine if name in ENGINE_CONSTANTS else shared)[name]["value"] for name in CONSTANT_NAMES}
     )

@@ -23,16 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.model import Architecture
-from shardwise.serve.configuration_table import ConfigurationTable, Floats
-from shardwise.serve.engines import ServingEngine
 from shardwise.serve.kernel_seconds import ServingRates, slower_of
-from shardwise.serve.memory import MemoryColumns
 from shardwise.serve.pass_cost import device_seconds, price_pass
-from shardwise.serve.pass_work import Column, PassTokens
-from shardwise.serve.serving_constants import ReleaseFactor, ServingConstants
-from shardwise.serve.serving_problem import BatchLimits, ServingProblem
+from shardwise.serve.pass_work import Column
+from shardwise.serve.serving_constants import ServingConstants
+from shardwise.serve.table_work import TableWork
 
+DRAFT_LAYERS = 2.0  # a module of multi-token prediction is a layer and the head, counted as a second one
+SHORTEST_S = 1e-5  # that a chunk adds to a pass at least
 OVERFULL_SHARPNESS = 8.0  # how sharply waiting for memory sets in: the softplus of C / b - 1 with this slope
 INTERVAL_DEVIATIONS = 1.645  # of a normal distribution on either side of 90%
 
@@ -41,124 +39,108 @@ INTERVAL_DEVIATIONS = 1.645  # of a normal distribution on either side of 90%
 class SteadyState:
     """Columns of a table at its concurrencies. `running` requests decode in one copy of attention, of which `waiting` for each
     running one have no room; `pass_s` is a decode pass with the host's time, `prompt_s` one request's chunks by themselves,
-    `shared_prompt_s` what they add to the passes that they share."""
+    `shared_prompt_s` what they add to the passes that they share;
+    `input_share` of TPOT is others' inputs."""
 
-    running: Floats
-    waiting: Floats
-    pass_s: Floats
-    prompt_s: Floats
-    shared_prompt_s: Floats
-    tpot_s: Floats
-    ttft_s: Floats
+    running: Column
+    waiting: Column
+    pass_s: Column
+    prompt_s: Column
+    shared_prompt_s: Column
+    tpot_s: Column
+    ttft_s: Column
+    input_share: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPricer:
-    """Passes of one problem on an engine's rates: what a steady state is made of."""
+    """Passes of a table's rows on an engine's rates: what a steady state is made of. Each column is one row's, or a number."""
 
-    architecture: Architecture
+    work: TableWork
     rates: ServingRates
-    engine: ServingEngine
-    factor: ReleaseFactor
-    limits: BatchLimits
+    fuses_chunks: Column
+    pass_factor: Column = 1.0
+    first_token_factor: Column = 1.0
+    acceptance: float | None = None
 
     @property
     def constants(self) -> ServingConstants:
         """Constants of the engine."""
         return self.rates.constants
 
-    def decode_terms(self, table: ConfigurationTable, running: Floats, context: float) -> dict[str, Column]:
-        """Return the device's seconds of a decode pass by term."""
-        drafted = self.limits.mtp_tokens
-        sequences = running / table.pp
-        tokens = PassTokens(decode_sequences=sequences, tokens_per_sequence=1.0 + drafted, decode_context=context)
-        return price_pass(self.architecture, table, self.rates, tokens)
-
-    def decode_seconds(self, table: ConfigurationTable, running: Floats, context: float) -> Floats:
-        """Return the seconds of a decode pass with the host's time, drafts included."""
-        terms = self.decode_terms(table, running, context)
-        drafted = self.limits.mtp_tokens
-        # A module of multi-token prediction is a layer and the head, once for each drafted token.
-        share = 1.0 + drafted * 2.0 / self.architecture.num_layers
-        return (
-            device_seconds(terms) * share + self.host_seconds(table, running, 1 + drafted)
-        ) * self.factor.pass_factor
-
-    def host_seconds(self, table: ConfigurationTable, running: Floats, num_passes: int = 1) -> Floats:
-        """Return the host's seconds between passes: by pass, and by running sequence of the instance."""
-        constants = self.constants
-        return constants.pass_host_s * num_passes + constants.sequence_host_s * running * table.attention_dp
+    @property
+    def drafted(self) -> Column:
+        """Tokens that are drafted in a pass."""
+        return self.work.tokens_per_sequence - 1.0
 
     @property
-    def tokens_per_pass(self) -> float:
+    def tokens_per_pass(self) -> Column:
         """Tokens that a sequence gains in a pass: its own, and of those drafted as many as are accepted one after the other."""
-        limits = self.limits
-        acceptance = limits.acceptance or self.constants.acceptance
-        return 1.0 + sum(acceptance**position for position in range(1, limits.mtp_tokens + 1))
+        acceptance = self.constants.acceptance if self.acceptance is None else self.acceptance
+        return 1.0 + acceptance * (1.0 - acceptance**self.drafted) / (1.0 - min(acceptance, 0.999))
 
-    def prompt_seconds(
-        self, table: ConfigurationTable, running: Floats, isl: float, context: float
-    ) -> tuple[Floats, Floats]:
-        """Return the seconds of an input's chunks by themselves, and what they add to passes that they share with decoding."""
-        chunk_tokens = np.minimum(table.max_batched_tokens, isl)
-        num_chunks = np.ceil(isl / chunk_tokens)
-        chunk = isl / num_chunks / table.cp
-        alone = PassTokens(prompt_tokens=chunk, prompt_context=isl / 2)
-        eager = self.architecture.num_layers * self.constants.eager_layer_s
-        alone_s = slower_of(
-            device_seconds(price_pass(self.architecture, table, self.rates, alone, has_prompt=True)), eager
-        )
-        prompt_s = num_chunks * alone_s * self.factor.pass_factor
-        if not (self.engine.fuses_chunks and self.limits.chunked_prefill):
-            return prompt_s, prompt_s
-        shared = PassTokens(
-            decode_sequences=running / table.pp, decode_context=context, prompt_tokens=chunk, prompt_context=isl / 2
-        )
-        shared_s = slower_of(
-            device_seconds(price_pass(self.architecture, table, self.rates, shared, has_prompt=True)), eager
-        )
-        shared_s = (shared_s + self.host_seconds(table, running)) * self.factor.pass_factor
-        added = shared_s - self.decode_seconds(table, running, context)
-        return prompt_s, num_chunks * np.maximum(added, 1e-5)
+    def decode_terms(self, running: Column) -> dict[str, Column]:
+        """Return the device's seconds of a decode pass by term; drafts' modules are a layer and the head each."""
+        work = self.work.work(running / self.work.pp, self.rates.routing)
+        share = 1.0 + self.drafted * DRAFT_LAYERS / self.work.num_layers
+        return {name: seconds * share for name, seconds in price_pass(work, self.rates).items()}
+
+    def decode_seconds(self, running: Column) -> Column:
+        """Return the seconds of a decode pass with the host's time."""
+        return (device_seconds(self.decode_terms(running)) + self.host_seconds(running)) * self.pass_factor
+
+    def host_seconds(self, running: Column) -> Column:
+        """Return the host's seconds between passes: by pass, and by running sequence of the instance."""
+        constants = self.constants
+        per_pass = constants.pass_host_s * self.work.tokens_per_sequence
+        return per_pass + constants.sequence_host_s * running * self.work.attention_dp
+
+    def chunk_terms(self, running: Column) -> dict[str, Column]:
+        """Return the device's seconds by term of a pass with a chunk of an input beside `running` decoding sequences."""
+        work = self.work.work(running / self.work.pp, self.rates.routing, has_prompt=True)
+        return price_pass(work, self.rates, has_prompt=True)
+
+    def prompt_seconds(self, running: Column, pass_s: Column) -> tuple[Column, Column]:
+        """Return the seconds of an input's chunks by themselves, and what they add to passes that they share with decoding.
+
+        A pass with a chunk is not captured as a graph: the host launches each of its kernels.
+        """
+        eager = self.work.num_layers * self.constants.eager_layer_s
+        alone_s = self.work.num_chunks * slower_of(device_seconds(self.chunk_terms(0.0)), eager) * self.pass_factor
+        shared_s = slower_of(device_seconds(self.chunk_terms(running)), eager) + self.host_seconds(running)
+        added_s = self.work.num_chunks * np.maximum(shared_s * self.pass_factor - pass_s, SHORTEST_S)
+        return alone_s, np.where(self.fuses_chunks, added_s, alone_s)
 
 
-def solve_steady_state(
-    pricer: PassPricer, problem: ServingProblem, table: ConfigurationTable, memory: MemoryColumns
-) -> SteadyState:
-    """Return the steady state of each row at its concurrency."""
-    workload, constants = problem.workload, pricer.constants
-    present = table.concurrency / (table.replicas * table.attention_dp)
-    largest = np.minimum(memory.largest_batch, pricer.limits.max_num_seqs or pricer.engine.max_num_seqs)
-    largest = np.maximum(largest * constants.capacity_margin, 1.0)
+def solve_steady_state(pricer: PassPricer, present: Column, largest_batch: Column, osl: Column) -> SteadyState:
+    """Return the steady state of `present` requests in each copy of attention, of which memory holds `largest_batch`."""
+    constants = pricer.constants
+    largest = np.maximum(largest_batch * constants.capacity_margin, 1.0)
     running = np.minimum(np.maximum(present, 1.0), largest)
-    pass_s = pricer.decode_seconds(table, running, workload.mean_context)
-    prompt_s, shared_s = pricer.prompt_seconds(table, running, workload.new_input_tokens, workload.mean_context)
+    pass_s = pricer.decode_seconds(running)
+    prompt_s, shared_s = pricer.prompt_seconds(running, pass_s)
     other_requests = np.maximum(running - 1.0, 0.0)
-    tpot_s = pass_s / pricer.tokens_per_pass + other_requests / workload.osl * shared_s
-    first_token_s = first_token_seconds(pricer, table, running, pass_s, prompt_s)
-    ttft_s = (
-        first_token_s
-        + prompt_s * constants.prompt_factor * constants.queue_factor * other_requests**constants.queue_exponent
-    )
-    ttft_s = ttft_s * pricer.factor.first_token_factor
+    inputs_s = other_requests / osl * shared_s
+    tpot_s = pass_s / pricer.tokens_per_pass + inputs_s
+    first_token_s = first_token_seconds(pricer, running, pass_s, prompt_s)
+    queue_s = prompt_s * constants.prompt_factor * constants.queue_factor * other_requests**constants.queue_exponent
+    ttft_s = (first_token_s + queue_s) * pricer.first_token_factor
     overfull = np.clip((present / largest - 1.0) * OVERFULL_SHARPNESS, -30.0, 30.0)
     waiting = np.maximum(np.log1p(np.exp(overfull)) / OVERFULL_SHARPNESS - 0.02, 0.0)
     return SteadyState(
         running=running, waiting=waiting, pass_s=pass_s, prompt_s=prompt_s, shared_prompt_s=shared_s, tpot_s=tpot_s,
-        ttft_s=ttft_s + waiting * workload.osl * tpot_s,
+        ttft_s=ttft_s + waiting * osl * tpot_s, input_share=inputs_s / tpot_s,
     )  # fmt: skip
 
 
-def first_token_seconds(
-    pricer: PassPricer, table: ConfigurationTable, running: Floats, pass_s: Floats, prompt_s: Floats
-) -> Floats:
+def first_token_seconds(pricer: PassPricer, running: Column, pass_s: Column, prompt_s: Column) -> Column:
     """Return the seconds to a first token where no other input waits: the server, passes until it is scheduled, its chunks."""
     constants = pricer.constants
-    server = constants.request_s + constants.request_host_s * running * table.attention_dp
-    return server + constants.wait_passes * pass_s + prompt_s * constants.prompt_factor
+    server_s = constants.request_s + constants.request_host_s * running * pricer.work.attention_dp
+    return server_s + constants.wait_passes * pass_s + prompt_s * constants.prompt_factor
 
 
-def queueing_seconds(rate_per_s: Floats, service_s: Floats) -> Floats:
+def queueing_seconds(rate_per_s: Column, service_s: Column) -> Column:
     """Return the mean wait of random arrivals for a server whose service takes always the same (M/D/1); infinite when it is full.
 
     >>> float(queueing_seconds(np.array(5.0), np.array(0.1)))
@@ -166,16 +148,18 @@ def queueing_seconds(rate_per_s: Floats, service_s: Floats) -> Floats:
     """
     busy = np.minimum(rate_per_s * service_s, 1.0)
     with np.errstate(divide="ignore"):
-        return busy / (2.0 * (1.0 - busy)) * service_s
+        wait_s: Column = busy / (2.0 * (1.0 - busy)) * service_s
+    return wait_s
 
 
-def latency_within(limit_s: float | None, value_s: Floats, low_s: Floats, high_s: Floats) -> NDArray[np.bool_]:
+def latency_within(limit_s: float | None, value_s: Column, low_s: Column, high_s: Column) -> NDArray[np.bool_]:
     """Return for each row whether a latency is within a limit with the confidence that picks need (`PICK_MARGIN`)."""
     if limit_s is None:
         return np.ones_like(value_s, dtype=bool)
-    return value_s * (high_s / value_s) ** PICK_MARGIN <= limit_s
+    is_within: NDArray[np.bool_] = value_s * (high_s / value_s) ** PICK_MARGIN <= limit_s
+    return is_within
 
 
 # Share of the way to the interval's end, in logarithms, that a pick keeps below a limit: of groups of published rows at most a
 # tenth of the picks then break it by more than 5%.
-PICK_MARGIN = 0.5
+PICK_MARGIN = 0.05

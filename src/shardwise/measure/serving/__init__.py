@@ -1,0 +1,6 @@
+"""Serving configurations that others measured (`serving_rows.csv`), the constants fitted to them, and predictions of them.
+
+`serving_rows` reads rows, `row_stack` makes one table of all of an engine, `serving_fit` fits constants and leaves groups out
+in turn, `serving_validation` compares predictions with what was measured and picks configurations under limits. May import
+`serve` and below.
+"""

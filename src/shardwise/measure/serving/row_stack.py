@@ -1,0 +1,162 @@
+"""Rows of one engine as columns of one table, whatever their models, chips and formats: what a fit prices at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.measure.serving.serving_rows import ServingRow
+from shardwise.serve import ConfigurationTable
+from shardwise.serve.engines import ServingEngine, get_serving_engine
+from shardwise.serve.kernel_seconds import GroupRates, ServingRates
+from shardwise.serve.memory import MemoryParts, cache_bytes, size_parts
+from shardwise.serve.pass_work import PassCollective, Products
+from shardwise.serve.serving_constants import ServingConstants
+from shardwise.serve.steady_state import PassPricer, SteadyState, solve_steady_state
+from shardwise.serve.table_work import COLUMNS, SUMS, KernelSums, PassLengths, TableWork
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStack:
+    """All rows of an engine; `index` are their positions among all rows."""
+
+    engine: ServingEngine
+    index: NDArray[np.int64]
+    work: TableWork
+    rates: ServingRates
+    memory: MemoryParts
+    present: Array
+    osl: Array
+
+    def solve(self, constants: ServingConstants, pass_factor: Any = 1.0, first_token_factor: Any = 1.0) -> SteadyState:
+        """Return the steady state of each row under an engine's constants."""
+        cache = cache_bytes(self.engine.memory_rule, constants.memory_fraction, self.memory)
+        pricer = PassPricer(
+            work=self.work, rates=replace(self.rates, constants=constants), fuses_chunks=self.engine.fuses_chunks,
+            pass_factor=pass_factor, first_token_factor=first_token_factor,
+        )  # fmt: skip
+        return solve_steady_state(pricer, self.present, cache / self.memory.request_bytes, self.osl)
+
+
+def stack_rows(rows: Sequence[ServingRow]) -> tuple[RowStack, ...]:
+    """Return the rows as one stack for each engine."""
+    by_engine: dict[str, list[int]] = defaultdict(list)
+    for position, row in enumerate(rows):
+        by_engine[row.engine].append(position)
+    return tuple(_stack_engine(engine, positions, rows) for engine, positions in by_engine.items())
+
+
+def _stack_engine(engine_name: str, positions: Sequence[int], rows: Sequence[ServingRow]) -> RowStack:
+    engine = get_serving_engine(engine_name)
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for position in positions:
+        row = rows[position]
+        groups[row.model, row.chip, row.formats, row.mean_isl, row.mean_osl, row.mtp_tokens].append(position)
+    parts = [_price_alike([rows[position] for position in members], engine) for members in groups.values()]
+    index = np.concatenate([np.array(members, dtype=np.int64) for members in groups.values()])
+    ordered = [rows[position] for position in index]
+    copies = np.array([row.layout.attention_copies for row in ordered], dtype=np.float64)
+    return RowStack(
+        engine=engine, index=index, work=_join_work([work for work, _, _ in parts]),
+        rates=_join_rates([(rates, len(work.pp)) for work, rates, _ in parts]),
+        memory=_join_memory([memory for _, _, memory in parts]),
+        present=np.array([row.concurrency for row in ordered]) / copies,
+        osl=np.array([row.mean_osl for row in ordered], dtype=np.float64),
+    )  # fmt: skip
+
+
+def _price_alike(rows: Sequence[ServingRow], engine: ServingEngine) -> tuple[TableWork, ServingRates, MemoryParts]:
+    problem, limits = rows[0].problem, engine.batch_limits(rows[0].problem.batch_limits)
+    assert limits.max_batched_tokens is not None
+    table = ConfigurationTable.of(
+        [row.layout for row in rows], [row.concurrency for row in rows], [limits.max_batched_tokens] * len(rows)
+    )
+    lengths = PassLengths(
+        decode_context=problem.workload.mean_context, prompt_tokens=problem.workload.isl,
+        tokens_per_sequence=1 + limits.mtp_tokens,
+    )  # fmt: skip
+    rates = ServingRates.of(problem.cluster, problem.formats, engine.constants)
+    return TableWork.of(problem.architecture, table, lengths), rates, size_parts(problem, engine, rates, table, limits)
+
+
+def _join_work(parts: Sequence[TableWork]) -> TableWork:
+    lengths = [len(part.pp) for part in parts]
+    kernels = {name for part in parts for name in part.kernels}
+    columns: dict[str, Any] = {name: _join_sums([getattr(part, name) for part in parts], lengths) for name in SUMS}
+    columns |= {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    return TableWork(
+        **columns,
+        kernels={name: _join([part.kernels.get(name, 0.0) for part in parts], lengths) for name in kernels},
+        token_collectives=_join_collectives([part.token_collectives for part in parts], lengths),
+        logit_collectives=_join_collectives([part.logit_collectives for part in parts], lengths),
+    )
+
+
+def _join(columns: Sequence[Any], lengths: Sequence[int]) -> Array:
+    return np.concatenate([np.zeros(length) + column for column, length in zip(columns, lengths, strict=True)])
+
+
+def _join_sums(parts: Sequence[KernelSums], lengths: Sequence[int]) -> KernelSums:
+    groups = {group for part in parts for group in part.products}
+    products = {
+        group: Products(
+            *(
+                _join(
+                    [getattr(part.products[group], name) if group in part.products else 0.0 for part in parts], lengths
+                )
+                for name in ("elements", "flops")
+            )
+        )
+        for group in groups
+    }
+    names = (field.name for field in fields(KernelSums) if field.name != "products")
+    return KernelSums(
+        products=products, **{name: _join([getattr(part, name) for part in parts], lengths) for name in names}
+    )
+
+
+def _join_collectives(
+    parts: Sequence[tuple[PassCollective, ...]], lengths: Sequence[int]
+) -> tuple[PassCollective, ...]:
+    """Return collectives of one kind and order in their parts; degrees of 1 where a part has fewer."""
+    kinds = [part[position].kind for part in parts for position in range(len(part))]
+    joined = []
+    for kind in dict.fromkeys(kinds):
+        of_kind = [[c for c in part if c.kind == kind] for part in parts]
+        for position in range(max(map(len, of_kind))):
+            columns = [
+                (c.degree, c.count, c.elements)
+                if (c := members[position] if position < len(members) else None)
+                else (1, 0, 0)
+                for members in of_kind
+            ]
+            joined.append(PassCollective(kind, *(_join([column[i] for column in columns], lengths) for i in range(3))))
+    return tuple(joined)
+
+
+def _join_rates(parts: Sequence[tuple[ServingRates, int]]) -> ServingRates:
+    lengths = [length for _, length in parts]
+
+    def columns(values: Sequence[Any], names: Sequence[str]) -> dict[str, Array]:
+        return {name: _join([getattr(value, name) for value in values], lengths) for name in names}
+
+    group_fields = [field.name for field in fields(GroupRates)]
+    groups: Mapping[str, GroupRates] = {
+        group: GroupRates(**columns([rates.groups[group] for rates, _ in parts], group_fields))
+        for group in parts[0][0].groups
+    }
+    names = [field.name for field in fields(ServingRates) if field.name not in ("constants", "groups")]
+    return ServingRates(constants=parts[0][0].constants, groups=groups, **columns([rates for rates, _ in parts], names))
+
+
+def _join_memory(parts: Sequence[MemoryParts]) -> MemoryParts:
+    return MemoryParts(
+        **{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(MemoryParts)}
+    )

@@ -1,0 +1,272 @@
+"""Fit of serving constants to published rows, and predictions of rows that were left out.
+
+Constants are searched on a logarithmic scale around their priors, in units of the priors' widths; residuals are of the
+logarithm of a latency, and pull only linearly beyond `HUBER` deviations. A release differs from its engine by a factor on its
+passes, and again on each chip and format: these factors are not searched but follow from the residuals, drawn towards 1 by how
+few rows they rest on (`release_offsets`), and count in the loss, so that constants explain what they can.
+
+TPOT is fitted first; the constants of first tokens follow with all others held. Folds leave out all rows of a model family, a
+chip, an engine or a source: the constants are fitted to the other rows, and the rows left out are predicted with the factors of
+those releases that other rows have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.measure.serving.row_stack import RowStack, stack_rows
+from shardwise.measure.serving.serving_rows import ServingRow
+from shardwise.serve.serving_constants import CONSTANT_NAMES, ENGINE_CONSTANTS, ServingConstants
+
+Array = NDArray[np.float64]
+Key = tuple[str, str | None]  # a constant, and the engine that it is of
+
+SIGMA_TPOT, SIGMA_TTFT = 0.24, 0.6  # deviations of single rows
+HUBER = 1.0
+OFFSET_WEIGHT_TPOT, OFFSET_WEIGHT_TTFT = 0.3, 0.5  # of a release's factor in the loss
+OFFSET_ROWS = 10.0  # rows of one release are alike: more than these say nothing new of its factor
+OFFSET_SPREADS_TPOT, OFFSET_SPREADS_TTFT = (0.10, 0.08), (0.25, 0.25)  # of releases, of a chip and format of one
+ROW_SPREAD_TPOT, ROW_SPREAD_TTFT = 0.12, 0.4
+LARGEST_RESIDUAL_TPOT, LARGEST_RESIDUAL_TTFT = 0.6, 1.5  # that factors are taken from
+FULL_SHARE = 0.9  # of memory: first tokens of rows beyond wait for it, and say nothing of a release
+STEP = 1e-3
+FOLDS = ("family", "chip", "engine", "source")
+FIRST_TOKEN_CONSTANTS = (
+    "request_s", "wait_passes", "prompt_factor", "queue_factor", "queue_exponent", "request_host_s",
+)  # fmt: skip
+PRIORS: Mapping[str, tuple[float, float]] = {  # value, and deviation of its logarithm
+    "weight_share": (0.80, 0.10), "expert_share": (0.70, 0.40), "cache_share": (0.85, 0.20), "decode_share": (0.50, 0.30),
+    "decode_attention_share": (0.50, 0.40), "prompt_share": (0.60, 0.30), "expert_prompt_share": (0.50, 0.40),
+    "prompt_attention_share": (0.50, 0.40), "fp4_factor": (1.2, 0.30), "fp4_expert_factor": (1.2, 0.30),
+    "int4_expert_factor": (1.2, 0.30), "fp8_expert_factor": (1.0, 0.30), "routing_skew": (0.80, 0.30),
+    "expert_imbalance": (1.1, 0.20), "indexer_kernels": (8.0, 0.30), "expert_kernels": (1.0, 0.30),
+    "fp4_expert_kernels": (1.0, 0.30), "recurrence_kernels": (1.0, 0.30), "cast_kernels": (0.5, 0.70),
+    "hopper_launch_factor": (1.0, 0.10), "reduce_hop_s": (3e-6, 0.50), "exchange_s": (1e-5, 0.70), "link_share": (0.50, 0.50),
+    "kernel_s": (3e-6, 0.70), "pass_host_s": (5e-4, 0.70), "sequence_host_s": (1e-5, 0.70), "eager_layer_s": (1e-4, 0.25),
+    "request_s": (0.04, 0.70), "wait_passes": (2.0, 0.70), "prompt_factor": (1.2, 0.30), "queue_factor": (0.3, 0.70),
+    "queue_exponent": (0.5, 0.30), "request_host_s": (1e-3, 0.70), "memory_fraction": (0.92, 0.04),
+    "capacity_margin": (1.1, 0.15), "acceptance": (0.70, 0.20),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedConstants:
+    """Constants by name and engine, and the factors of releases that were fitted beside them."""
+
+    values: Mapping[Key, float]
+
+    def of_engine(self, engine: str) -> ServingConstants:
+        """Return the constants of an engine."""
+        return ServingConstants(
+            **{name: self.values[name, engine if name in ENGINE_CONSTANTS else None] for name in CONSTANT_NAMES}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPredictions:
+    """Logarithms of predictions over measurements of all rows: of TPOT and TTFT, without factors of releases, and the share of
+    memory
+    that each row's requests take."""
+
+    tpot: Array
+    ttft: Array
+    fill: Array
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Rows with what a fit reads of them."""
+
+    rows: Sequence[ServingRow]
+    stacks: tuple[RowStack, ...]
+    tpot_s: Array
+    ttft_s: Array
+    weights: Array
+    releases: NDArray[np.int64]
+    configurations: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[ServingRow]) -> RowTable:
+        """Return the table of rows."""
+        return cls(
+            rows=rows, stacks=stack_rows(rows), tpot_s=np.array([row.tpot_s for row in rows]),
+            ttft_s=np.array([row.ttft_s for row in rows]), weights=np.array([row_weight(row) for row in rows]),
+            releases=_number([(row.engine, row.release_name) for row in rows]),
+            configurations=_number(
+                [(row.engine, row.release_name, row.chip, row.expert_or_weight_format) for row in rows]
+            ),
+        )  # fmt: skip
+
+    def predict(self, constants: FittedConstants) -> RowPredictions:
+        """Return the residuals of all rows under constants."""
+        tpot, ttft, fill = (np.zeros(len(self.rows)) for _ in range(3))
+        for stack in self.stacks:
+            engine_constants = constants.of_engine(stack.engine.name)
+            state = stack.solve(engine_constants)
+            tpot[stack.index], ttft[stack.index] = state.tpot_s, state.ttft_s
+            fill[stack.index] = stack.present / np.maximum(state.running, 1e-9)
+        return RowPredictions(tpot=np.log(tpot / self.tpot_s), ttft=np.log(ttft / self.ttft_s), fill=fill)
+
+
+def row_weight(row: ServingRow) -> float:
+    """Return the weight of a row in the fit: less of one lab's rows whose concurrency was not reached, none of a row that no
+    chip's
+    compute allows (13.7 ms a token beside inputs that alone take 100 ms)."""
+    if row.engine == "trtllm" and row.release == "1.3.0rc5":
+        return 0.0
+    return 0.3 if row.model == "llama-3.1-8b" and row.engine == "vllm" else 1.0
+
+
+def _number(keys: Sequence[Any]) -> NDArray[np.int64]:
+    order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([order[key] for key in keys], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRule:
+    """How the factors of releases follow from residuals of one latency."""
+
+    spreads: tuple[float, float]
+    row_spread: float
+    largest: float
+
+
+TPOT_OFFSETS = OffsetRule(spreads=OFFSET_SPREADS_TPOT, row_spread=ROW_SPREAD_TPOT, largest=LARGEST_RESIDUAL_TPOT)
+TTFT_OFFSETS = OffsetRule(spreads=OFFSET_SPREADS_TTFT, row_spread=ROW_SPREAD_TTFT, largest=LARGEST_RESIDUAL_TTFT)
+
+
+def release_offsets(residuals: Array, table: RowTable, weights: Array, rule: OffsetRule) -> Array:
+    """Return the logarithm of each row's factor: of its release, and of the release on its chip and format. Rows of weight 0
+    get the
+    factors of those that others have."""
+    offsets = np.zeros(len(residuals))
+    for groups, spread in zip((table.releases, table.configurations), rule.spreads, strict=True):
+        clipped = np.clip(residuals + offsets, -rule.largest, rule.largest)
+        total = np.bincount(groups, weights)
+        effective = np.minimum(total, OFFSET_ROWS)
+        pull = effective / (effective + (rule.row_spread / spread) ** 2)
+        mean = np.bincount(groups, weights * clipped) / np.maximum(total, 1e-9)
+        offsets = offsets - (pull * mean)[groups]
+    return offsets
+
+
+def fit_constants(
+    table: RowTable, included: NDArray[np.bool_], start: FittedConstants | None = None
+) -> FittedConstants:
+    """Return the constants that the included rows lead to."""
+    weights = table.weights * included
+    current = start or FittedConstants(values={key: PRIORS[key[0]][0] for key in constant_keys()})
+
+    def tpot_residuals(constants: FittedConstants) -> Array:
+        residuals = table.predict(constants).tpot
+        offsets = release_offsets(residuals, table, weights, TPOT_OFFSETS)
+        parts = ((residuals + offsets)[included], OFFSET_WEIGHT_TPOT * offsets[included])
+        return np.concatenate([part * weights[included] / SIGMA_TPOT for part in parts])
+
+    def ttft_residuals(constants: FittedConstants) -> Array:
+        predictions = table.predict(constants)
+        roomy_weights = weights * (predictions.fill < 1.0 / FULL_SHARE)
+        offsets = release_offsets(predictions.ttft, table, roomy_weights, TTFT_OFFSETS) * (
+            predictions.fill < 1.0 / FULL_SHARE
+        )
+        parts = ((predictions.ttft + offsets)[included], OFFSET_WEIGHT_TTFT * offsets[included])
+        return np.concatenate([part * weights[included] / SIGMA_TTFT for part in parts])
+
+    keys = constant_keys()
+    first = [key for key in keys if key[0] not in FIRST_TOKEN_CONSTANTS]
+    second = [key for key in keys if key[0] in FIRST_TOKEN_CONSTANTS]
+    steps = 12 if start is None else 4
+    return _minimise(_minimise(current, first, tpot_residuals, steps), second, ttft_residuals, steps)
+
+
+def constant_keys() -> tuple[Key, ...]:
+    """Return the constants that are searched: those of all engines, and those of each."""
+    engines = ("vllm", "sglang", "trtllm")
+    shared: list[Key] = [(name, None) for name in CONSTANT_NAMES if name not in ENGINE_CONSTANTS]
+    return (*shared, *((name, engine) for name in ENGINE_CONSTANTS for engine in engines))
+
+
+def _minimise(start: FittedConstants, keys: Sequence[Key], residuals: Any, max_steps: int) -> FittedConstants:
+    """Return the constants at the least Huber loss of residuals and priors: damped Gauss-Newton with finite differences."""
+    prior = np.array([np.log(PRIORS[name][0]) for name, _ in keys])
+    width = np.array([PRIORS[name][1] for name, _ in keys])
+    point = np.array([np.log(start.values[key]) for key in keys])
+
+    def constants_at(logs: Array) -> FittedConstants:
+        return FittedConstants(values={**start.values, **dict(zip(keys, np.exp(logs).tolist(), strict=True))})
+
+    def loss_of(values: Array, logs: Array) -> float:
+        size = np.abs(values)
+        robust = np.where(size < HUBER, 0.5 * size**2, HUBER * (size - 0.5 * HUBER))
+        return float(robust.sum() + 0.5 * (((logs - prior) / width) ** 2).sum())
+
+    values, damping = residuals(constants_at(point)), 1e-2
+    loss = loss_of(values, point)
+    for _ in range(max_steps):
+        slopes = np.stack(
+            [(residuals(constants_at(point + STEP * unit)) - values) / STEP for unit in np.eye(len(keys))], axis=1
+        )
+        robust = np.minimum(1.0, HUBER / np.maximum(np.abs(values), 1e-12))
+        hessian = slopes.T @ (slopes * robust[:, None]) + np.diag(width**-2.0)
+        gradient = slopes.T @ (robust * values) + (point - prior) / width**2
+        for _ in range(6):
+            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+            candidate = point - np.clip(step, -1.0, 1.0)
+            candidate_values = residuals(constants_at(candidate))
+            candidate_loss = loss_of(candidate_values, candidate)
+            if candidate_loss < loss:
+                break
+            damping *= 8.0
+        else:
+            break
+        gain, point, values, loss = loss - candidate_loss, candidate, candidate_values, candidate_loss
+        damping = max(damping / 8.0, 1e-4)
+        if gain < 1e-3 * loss:
+            break
+    return constants_at(point)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldPredictions:
+    """Residuals of all rows, each predicted without the rows that are like it in `fold`. Factors of releases are in
+    the residuals. `constants` by group that was left out."""
+
+    fold: str
+    groups: tuple[str, ...]
+    tpot: Array
+    ttft: Array
+    constants: Mapping[str, FittedConstants]
+
+
+def with_offsets(table: RowTable, constants: FittedConstants, included: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Return the residuals of TPOT and TTFT of all rows with the factors of the releases that included rows have."""
+    predictions = table.predict(constants)
+    weights = table.weights * included
+    roomy = predictions.fill < 1.0 / FULL_SHARE
+    tpot = predictions.tpot + release_offsets(predictions.tpot, table, weights, TPOT_OFFSETS)
+    ttft = predictions.ttft + roomy * release_offsets(predictions.ttft, table, weights * roomy, TTFT_OFFSETS)
+    return tpot, ttft
+
+
+def fold_groups(rows: Sequence[ServingRow], fold: str) -> tuple[str, ...]:
+    """Return the group of each row that a fold leaves out together."""
+    keys = {"family": "model", "chip": "chip", "engine": "engine", "source": "source"}
+    return tuple(str(getattr(row, keys[fold])) for row in rows)
+
+
+def predict_left_out(table: RowTable, fitted: FittedConstants, fold: str) -> FoldPredictions:
+    """Return the predictions of each group of rows by constants that are fitted to the others."""
+    groups = fold_groups(table.rows, fold)
+    tpot, ttft = np.zeros(len(groups)), np.zeros(len(groups))
+    constants = {}
+    for group in dict.fromkeys(groups):
+        included = np.array([name != group for name in groups])
+        constants[group] = fit_constants(table, included, fitted)
+        fold_tpot, fold_ttft = with_offsets(table, constants[group], included)
+        tpot[~included], ttft[~included] = fold_tpot[~included], fold_ttft[~included]
+    return FoldPredictions(fold=fold, groups=groups, tpot=tpot, ttft=ttft, constants=constants)

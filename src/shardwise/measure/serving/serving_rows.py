@@ -1,0 +1,144 @@
+"""Published rows of serving configurations: what was run, and the median latencies that were measured.
+
+Rows are of InferenceX and of aiconfigurator's authors, as kept in aiconfigurator (Apache-2.0, ai-dynamo/aiconfigurator at
+095f58a, silicon_sample.csv; a part of it); `source` says which table. Lengths are nominal: `length_share` of them is used on
+average (random lengths of 0.8 to 1.0 of the nominal ones in InferenceX). Formats of attention and of the cache follow the
+published recipes. Drafts (`mtp_tokens`) are not stated in the tables: they are inferred where a release was measured twice in
+the same configuration on the same day, or changed by a factor from one day to the next, and are 3 with tensor parallelism, 1
+with copies of attention.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwise.hardware import Cluster, load_cluster
+from shardwise.model import Architecture, load_model, model_names
+from shardwise.serve import BatchLimits, ServingFormats, ServingLayout, ServingProblem, Workload
+from shardwise.values import InputError
+
+ROWS_FILE, MODELS_FILE = "serving_rows.csv", "models.toml"
+DEVICES = 8  # of the nodes that were measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRow:
+    """One measured configuration: a problem's parts, a layout, and median `ttft_s` and `tpot_s`."""
+
+    model: str
+    chip: str
+    engine: str
+    release: str
+    measured: str
+    layout: ServingLayout
+    formats: ServingFormats
+    mtp_tokens: int
+    isl: int
+    osl: int
+    length_share: float
+    concurrency: float
+    ttft_s: float
+    tpot_s: float
+    source: str
+
+    @property
+    def mean_isl(self) -> int:
+        """Mean tokens of an input."""
+        return max(round(self.isl * self.length_share), 1)
+
+    @property
+    def mean_osl(self) -> int:
+        """Mean tokens of an output."""
+        return max(round(self.osl * self.length_share), 1)
+
+    @property
+    def release_name(self) -> str:
+        """The release; of rows that state none, the month in which they were measured."""
+        return self.release or self.measured[:7]
+
+    @property
+    def expert_or_weight_format(self) -> str:
+        """Format of the experts, or of the weights of a dense model."""
+        formats = self.formats
+        return (formats.expert_format if row_architecture(self.model).num_experts else formats.weight_format).name
+
+    @property
+    def problem(self) -> ServingProblem:
+        """The problem of the row, at the engine's newest release."""
+        return ServingProblem(
+            architecture=row_architecture(self.model), cluster=row_cluster(self.chip), engine=self.engine,
+            formats=self.formats,
+            workload=Workload(isl=self.mean_isl, osl=self.mean_osl, concurrency=self.concurrency),
+            batch_limits=BatchLimits(mtp_tokens=self.mtp_tokens),
+        )  # fmt: skip
+
+
+@cache
+def row_architecture(name: str) -> Architecture:
+    """Return a model of the rows: of the catalogue, or of `models.toml` where the catalogue lacks it."""
+    if name in model_names():
+        return load_model(name)
+    table: dict[str, Any] = dict(_models()[name])
+    kinds = {
+        kind: {key: None if value is False and key == "recurrence" else value for key, value in fields.items()}
+        for kind, fields in table.pop("layer_kinds", {}).items()
+    }
+    pattern = tuple(table.pop("layer_pattern", ()))
+    return Architecture(name=name, **table, layer_kinds=kinds, layer_pattern=pattern)
+
+
+@cache
+def row_cluster(chip: str) -> Cluster:
+    """Return the node of a chip that rows were measured on."""
+    return load_cluster(f"{chip}:{DEVICES}")
+
+
+@cache
+def _models() -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__ or "").joinpath(MODELS_FILE).read_text(encoding="utf-8"))
+
+
+@cache
+def published_serving_rows() -> tuple[ServingRow, ...]:
+    """Return the published rows.
+
+    >>> rows = published_serving_rows()
+    >>> len(rows), sorted({row.engine for row in rows})
+    (1806, ['sglang', 'trtllm', 'vllm'])
+    """
+    text = resources.files(__package__ or "").joinpath(ROWS_FILE).read_text(encoding="utf-8")
+    return tuple(_parse_rows(csv.DictReader(io.StringIO(text)), ROWS_FILE))
+
+
+def read_serving_rows(path: str) -> tuple[ServingRow, ...]:
+    """Return the rows of a CSV file with the columns of the published ones. Raises `InputError` for what cannot be read."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return tuple(_parse_rows(csv.DictReader(file), path))
+
+
+def _parse_rows(cells: Iterable[dict[str, str]], label: str) -> Iterable[ServingRow]:
+    for number, row in enumerate(cells, start=2):
+        try:
+            yield _parse_row(row)
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{label}, line {number}: {error}; the columns of {ROWS_FILE} are required") from error
+
+
+def _parse_row(row: dict[str, str]) -> ServingRow:
+    return ServingRow(
+        model=row["model"], chip=row["chip"], engine=row["engine"], release=row["release"], measured=row["measured"],
+        layout=ServingLayout.parse(row["layout"]),
+        formats=ServingFormats(
+            weights=row["weights"], attention=row["attention"] or None, experts=row["experts"] or None, cache=row["cache"]
+        ),
+        mtp_tokens=int(row["mtp_tokens"] or 0), isl=int(row["isl"]), osl=int(row["osl"]),
+        length_share=float(row["length_share"] or 1.0), concurrency=float(row["concurrency"]), ttft_s=float(row["ttft_s"]),
+        tpot_s=float(row["tpot_s"]), source=row["source"],
+    )  # fmt: skip
