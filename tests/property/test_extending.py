@@ -94,6 +94,25 @@ def test_a_family_is_one_rule(family: Path, capsys: pytest.CaptureFixture[str]) 
     assert "(9.4B parameters) on h100:8" in capsys.readouterr().out
 
 
+def test_layers_of_other_types_are_kinds(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = re.findall(r"^```toml\n(.*?)^```", TEXT[TEXT.index("## A model family") :], re.DOTALL | re.MULTILINE)[
+        :2
+    ]
+    tables = family_rules.family_tables()
+    monkeypatch.setattr(family_rules, "family_tables", lambda: {**tables, **tomllib.loads(second)})
+    config = json.loads(family.read_text(encoding="utf-8")) | {"model_type": "acme_hybrid", "sliding_window": 1024}
+    family.write_text(json.dumps(config), encoding="utf-8")
+    model = load_model(str(family))
+    assert (model.layer_counts, model.layer_pattern) == (
+        {"full_attention": 10, "block": 30},
+        ("block*3", "full_attention"),
+    )
+    assert (model.unit_architecture("full_attention").positions, model.sliding_window) == ("none", 1024)
+    family.write_text(json.dumps({**config, "layer_types": ["conv"] * 40}), encoding="utf-8")
+    with pytest.raises(InputError, match="layer_types has 'conv'"):
+        load_model(str(family))
+
+
 def test_without_the_rule_it_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(block("A model family", "json"), encoding="utf-8")

@@ -17,6 +17,7 @@ from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import job_for_engine, require_runnable
 from shardwise.model.job import Job
+from shardwise.model.numerics import Numerics
 from shardwise.price.estimate import estimate
 from shardwise.run import machine_resources
 from shardwise.run.recipe import TrainingRecipe
@@ -86,6 +87,14 @@ def test_a_structure_without_kernels_is_named(fields: dict[str, Any], part: str)
     with pytest.raises(InputError, match=f"has {part}: planned, not yet runnable"):
         require_runnable(model, Layout(), BF16)
     require_runnable(replace(MODEL, mlp="relu2"), Layout(), BF16)
+
+
+def test_arithmetic_that_is_not_known_is_named() -> None:
+    """A family whose numerics are read in part is planned, and not trained; the format of its files says nothing of it."""
+    unread = ("the activation 'gelu_tanh'", "quantization_config = {'bits': 4}")
+    with pytest.raises(InputError, match=r"has the activation 'gelu_tanh' in its config, .* planned, not yet runnable"):
+        require_runnable(replace(MODEL, numerics=Numerics(unread=unread)), Layout(), BF16)
+    require_runnable(replace(MODEL, numerics=Numerics(unread=unread[1:])), Layout(), BF16)
 
 
 def test_whole_experts_run() -> None:

@@ -38,6 +38,7 @@ from shardwise.model.structure import (
     NormWidth,
     PositionKind,
     StreamNorms,
+    WindowKind,
 )
 from shardwise.values import OMIT_DEFAULT, InputError, Value, argument_label, raise_problems
 
@@ -154,6 +155,7 @@ class Architecture:
     post_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
     rotary_key_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
     stream_norms: StreamNorms = field(default="none", metadata=OMIT_DEFAULT)
+    window_kind: WindowKind = field(default="sliding", metadata=OMIT_DEFAULT)
     final_norm: bool = field(default=True, metadata=OMIT_DEFAULT)
     head_layer: bool = field(default=False, metadata=OMIT_DEFAULT)
     embedding_rows: int = field(default=0, metadata=OMIT_DEFAULT)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardwise.values import Value, maximum
+from shardwise.values import Value, maximum, minimum
 
 Architecture = Any  # `model.architecture` imports this module
 
@@ -21,7 +22,8 @@ def mean_attended_share(model: Architecture, seq_len: int, last_of: Value) -> Va
 
 def attended_shares(model: Architecture, seq_len: int, last_of: Value) -> tuple[tuple[Value, int], ...]:
     """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers have
-    it. Causal attention sees half of the square; a window of w, or w selected keys, are w T - w^2/2 of T^2."""
+    it. Causal attention sees half of the square; a window of w, or w selected keys, are w T - w^2/2 of T^2, and chunks of w are
+    w T / 2."""
     full = _attended_share(1.0, last_of)
     if model.layer_pattern:
         layers = model.layer_architectures
@@ -33,7 +35,8 @@ def attended_shares(model: Architecture, seq_len: int, last_of: Value) -> tuple[
     if most_keys is None or most_keys >= seq_len:
         return ((full, model.num_layers),)
     limited = model.num_layers if model.index_topk else model.num_windowed_layers
-    return ((full, model.num_layers - limited), (_attended_share(most_keys / seq_len, last_of), limited))
+    share = SHARES_BY_WINDOW["sliding" if model.index_topk else model.window_kind]
+    return ((full, model.num_layers - limited), (share(most_keys / seq_len, last_of), limited))
 
 
 def _num_selected_keys(model: Architecture) -> float:
@@ -47,3 +50,12 @@ def _attended_share(window: float, last_of: Value) -> Value:
     start = 1.0 - 1.0 / last_of
     bend = maximum(start, window)
     return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
+
+
+def _chunk_share(chunk: float, last_of: Value) -> Value:
+    """Return the mean over the last n-th of the rows of those since the row's chunk began, all as parts of the sequence. Both are
+    multiples of one another."""
+    return chunk - minimum(chunk, 1.0 / last_of) / 2
+
+
+SHARES_BY_WINDOW: Mapping[str, Callable[[float, Value], Value]] = {"sliding": _attended_share, "chunked": _chunk_share}

@@ -57,6 +57,7 @@ class Rotary:
 
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
+STORED_FORMAT_KEY = "quantization_config"  # of a config: the format of its files, which says nothing of the arithmetic
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
@@ -121,6 +122,11 @@ class Numerics:
     normalised_gates: bool = True
     gating: Gating = field(default_factory=Gating)
     unread: tuple[str, ...] = ()
+
+    @property
+    def missing_arithmetic(self) -> tuple[str, ...]:
+        """Settings of `unread` that change what the model computes, and not only how its weights are stored."""
+        return tuple(setting for setting in self.unread if not setting.startswith(STORED_FORMAT_KEY))
 
     def __post_init__(self) -> None:
         _require_positive(self, "norm_epsilon", "embedding_scale", "attention_scale", "attention_cap", "logit_cap")

@@ -23,6 +23,8 @@ GateFunction = Literal["sigmoid", "softplus"]
 # Norms of the residual stream itself: of what enters each half of a block, which is also what its result is added to, or of the
 # sum behind it.
 StreamNorms = Literal["none", "before", "behind"]
+# Keys of a window: the last ones before a query, or those of the query's own chunk of the sequence (Llama 4).
+WindowKind = Literal["sliding", "chunked"]
 NormedParts = Literal["both", "mixer", "feed_forward"]  # halves of a block that a norm is for
 IS_GATED: Mapping[str, bool] = {
     "swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False, "relu": False,
@@ -71,17 +73,17 @@ class ModelStructure:
     token. `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one of their own.
     `predict` layers follow the others and predict further tokens. `recurrence` mixes the tokens in place of attention or
     beside it, where both results are added. `attention_gate` multiplies what attention gives by a sigmoid of each head or
-    element, or by another function. `separate_values` are of another width than keys. `stream_norms` normalise the residual
-    stream, `final_norm` what the head reads, which has a layer of its own before the logits with `head_layer`: a product,
-    GELU and a norm. `differential` attention is the difference of two (Ye et al. 2024). `norm_gates` multiply what a norm of
-    the hidden state gives by the sigmoid of a narrow MLP. With `raw_query_latent` queries and gates read the latent of
-    queries before its norm as well. `rotary_key_norm` normalises the rotary part of keys from a latent. `choice_bias` is a
-    frozen number that is added to the scores of each expert while experts are chosen (Wang et al. 2024). `indexer`: a query
-    attends to the keys that an indexer selects, one by one or (`block_indexer`) in blocks, a choice for each key-value head.
-    `latent_experts` read and write a latent of each token; `expert_scales` multiply what each expert gives. `lora_targets`:
-    which modules (`model.adapters`) have low-rank adapters; where there are any, nothing else is trained. `kinds` are the
-    structures of the layers that differ from this one, by the names of their units, in the order in which the model first has
-    them.
+    element, or by another function. `separate_values` are of another width than keys. `window_kind`: which keys are in a
+    window. `stream_norms` normalise the residual stream, `final_norm` what the head reads, which has a layer of its own
+    before the logits with `head_layer`: a product, GELU and a norm. `differential` attention is the difference of two (Ye et
+    al. 2024). `norm_gates` multiply what a norm of the hidden state gives by the sigmoid of a narrow MLP. With
+    `raw_query_latent` queries and gates read the latent of queries before its norm as well. `rotary_key_norm` normalises the
+    rotary part of keys from a latent. `choice_bias` is a frozen number that is added to the scores of each expert while
+    experts are chosen (Wang et al. 2024). `indexer`: a query attends to the keys that an indexer selects, one by one or
+    (`block_indexer`) in blocks, a choice for each key-value head. `latent_experts` read and write a latent of each token;
+    `expert_scales` multiply what each expert gives. `lora_targets`: which modules (`model.adapters`) have low-rank adapters;
+    where there are any, nothing else is trained. `kinds` are the structures of the layers that differ from this one, by the
+    names of their units, in the order in which the model first has them.
     """
 
     mixer: MixerKind = "attention"
@@ -118,6 +120,7 @@ class ModelStructure:
     separate_values: bool = False
     rotary_key_norm: bool = False
     stream_norms: StreamNorms = "none"
+    window_kind: WindowKind = "sliding"
     final_norm: bool = True
     head_layer: bool = False
     differential: bool = False
@@ -136,7 +139,7 @@ class ModelStructure:
             "mixer": MixerKind, "feed_forward": FeedForwardKind, "mlp": MlpKind, "norm": NormKind, "positions": PositionKind,
             "qk_norm_over": NormWidth, "attention_gate": AttentionGate, "attention_gate_function": GateFunction,
             "pre_norms_over": NormedParts, "post_norms_over": NormedParts, "norm_gates_over": NormedParts,
-            "stream_norms": StreamNorms,
+            "stream_norms": StreamNorms, "window_kind": WindowKind,
         }  # fmt: skip
         problems = [
             f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"

@@ -277,9 +277,8 @@ def _problems(config: Mapping[str, Any], architecture: Architecture, family: Hug
     quantised = config.get("quantization_config") is not None
     if quantised:
         yield _quantised_problem(config["quantization_config"])
-    for setting in architecture.numerics.unread:
-        if not (quantised and setting.startswith("quantization_config")):
-            yield f"model: the config sets {setting}, which is not known here"
+    for setting in architecture.numerics.missing_arithmetic:
+        yield f"model: the config sets {setting}, which is not known here"
     yield from (f"model: {problem}" for problem in filter(None, [rotary_problem(architecture)]))
     for key, value in family.required_values.items():
         if config.get(key, value) != value:

@@ -46,6 +46,7 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "a norm of the rotary part of keys": lambda structure: structure.rotary_key_norm,
     "norms of the residual stream itself": lambda structure: structure.stream_norms != "none",
     "a head without a norm, or with a layer": lambda s: not s.final_norm or s.head_layer,
+    "attention in chunks": lambda structure: structure.window_kind != "sliding",
     "differential attention": lambda structure: structure.differential,
     "gates of norms": lambda structure: structure.norm_gates,
     "queries that read two latents": lambda structure: structure.raw_query_latent,
@@ -127,6 +128,14 @@ ENGINE_RULES: tuple[LayoutRule, ...] = (
         lambda c: (
             f"{c.model.name} has {', '.join(unrunnable_parts(c.model.structure))}: planned, not yet runnable; train a model "
             "without it"
+        ),
+    ),
+    LayoutRule(
+        "known_arithmetic", "engine", (),
+        lambda c: not c.model.numerics.missing_arithmetic,
+        lambda c: (
+            f"{c.model.name} has {'; '.join(c.model.numerics.missing_arithmetic)} in its config, which the engine does not "
+            "compute: planned, not yet runnable; train a model without it"
         ),
     ),
     LayoutRule(

@@ -89,11 +89,12 @@ class NumericsRule:
     """Spelling of constants in a family's config.
 
     `epsilon` is its default, `rotary` how it spells rotary angles (None: it has none). `gemma`: norms add one to their weight
-    and the embedding is scaled by √D. `norm_offset` is added to the weights of norms in place of that, and
-    all scores are multiplied by `attention_scale` in place of 1/√H. `scaled_scores`: the config may cap and scale scores.
-    `multipliers`: it multiplies the embedding and, in place of 1/√H, the scores. `gates`: the key that says whether gates are
-    normalised ("": they are). `router`: it has groups of experts (None: the softmax chooses among all). `unsupported`: what
-    every model of the family has and our arithmetic does not.
+    and the embedding is scaled by √D. `norm_offset` is added to the weights of norms in place of that, and all scores are
+    multiplied by `attention_scale` in place of 1/√H. `scaled_scores`: the config may cap and scale scores.
+    `layers_without_positions`: its kinds of layers say which have none. `multipliers`: it multiplies the embedding and, in
+    place of 1/√H, the scores. `gates`: the key that says whether gates are normalised ("": they are). `router`: it has groups
+    of experts (None: the softmax chooses among all). `unsupported`: what every model of the family has and our arithmetic
+    does not.
     """
 
     epsilon: float = 1e-6
@@ -103,6 +104,7 @@ class NumericsRule:
     attention_scale: float | None = None
     scaled_scores: bool = False
     multipliers: bool = False
+    layers_without_positions: bool = False
     gates: str = ""
     router: RouterRule | None = None
     unsupported: tuple[str, ...] = ()
@@ -187,6 +189,7 @@ def _unsupported_values(config: Mapping[str, Any], rule: NumericsRule, mlp: str)
     yield from rule.unsupported
     supported_keys = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
     supported_keys = (*supported_keys, "embedding_multiplier") if rule.multipliers else supported_keys
+    supported_keys = (*supported_keys, "no_rope_layers") if rule.layers_without_positions else supported_keys
     if rule.router:
         is_known_method = config.get("topk_method") in (None, rule.router.limited, rule.router.free)
         supported_keys = (*supported_keys, "routed_scaling_factor", *(["topk_method"] if is_known_method else []))

@@ -57,6 +57,14 @@ def _read_half_window(config: TrackedConfig) -> Any:
     return read_first("local_attention")(config) // 2 if window is None else window
 
 
+def _read_width_of_heads(config: TrackedConfig) -> Any:
+    """Return the model width of a family whose last product of attention is as wide as the model."""
+    width, heads, head_dim = (SIZE_READERS[name](config) for name in ("d_model", "num_heads", "head_dim"))
+    if isinstance(heads, int) and isinstance(head_dim, int) and heads * head_dim != width:
+        raise ValueError(f"a width of {width} is not that of {heads} heads of {head_dim}; the same is required")
+    return width
+
+
 SLIDING_DEFAULTS = {
     "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "head_dim": 256,
     "qk_nope_head_dim": 192, "v_head_dim": 128,
@@ -91,7 +99,8 @@ def _read_sliding_width(config: TrackedConfig) -> Any:
 VARIANT_READERS: Mapping[str, FieldReader] = {
     "laguna_gate": _read_laguna_gate, "doubled_kv_heads": _read_doubled_kv_heads,
     "halved_heads": _read_halved("num_attention_heads"), "halved_kv_heads": _read_halved("num_key_value_heads"),
-    "doubled_width": _read_doubled_width, "halved_width": _read_halved_width, "padded_rows": _read_padded_rows,
+    "doubled_width": _read_doubled_width, "halved_width": _read_halved_width, "width_of_heads": _read_width_of_heads,
+    "padded_rows": _read_padded_rows,
     "half_window": _read_half_window, "sliding_width": _read_sliding_width, "sliding_heads": _read_sliding("num_attention_heads"),
     "sliding_query_rank": _read_sliding("q_lora_rank"), "sliding_rank": _read_sliding("kv_lora_rank"),
     "sliding_rotary_width": _read_sliding("qk_rope_head_dim"), "sliding_value_width": _read_sliding("v_head_dim"),
@@ -146,8 +155,16 @@ def _alternating(config: TrackedConfig, num_layers: int) -> list[str]:
     return [FULL if layer % 2 == 0 else "linear_attention" for layer in range(num_layers)]
 
 
+def _smollm3_positions(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return which layers rotate queries and keys: those with a 1 in a list, or all but every n-th."""
+    listed, interval = config.first("no_rope_layers"), config.first("no_rope_layer_interval") or 4
+    listed = [int((layer + 1) % interval != 0) for layer in range(num_layers)] if listed is None else listed
+    return ["rotary" if is_rotary else "nope" for is_rotary in listed]
+
+
 VARIANT_LISTS: Mapping[str, ListReader] = {
     "ernie_experts": _ernie_experts, "first_dense": _first_dense, "three_dense": _three_dense,
     "dots_layers": _dots_layers, "first_has_no_norm": _first_has_no_norm, "first_of_n": _first_of_n, "alternating": _alternating,
+    "smollm3_positions": _smollm3_positions,
     "first_and_every_sixth": _first_and_every_sixth,
 }  # fmt: skip

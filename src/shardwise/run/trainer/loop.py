@@ -65,8 +65,6 @@ class TrainingLoop:
 
     def run_to_end(self) -> RunEnd:
         """Run all remaining steps, or until a request to stop; write a checkpoint at the end of either."""
-        if self.world.rank == 0:
-            self._warn_not_modelled()
         if self.settings.resume:
             self._resume()
         anomaly_response = AnomalyResponse(self.settings, self.world, self.trainer, self.checkpoints)
@@ -92,15 +90,6 @@ class TrainingLoop:
                 self._print_resume_command(reporter, stopped)
                 return RunEnd(exit_code(stopped), self._summary({}) if self.trainer.step > first_step else {})
             return RunEnd(0, self._summary(self._validate(reporter)))
-
-    def _warn_not_modelled(self) -> None:
-        model = self.plan.model
-        if model.numerics.unread:
-            print(
-                f"warning: {model.name}: its configuration sets {'; '.join(model.numerics.unread)}, which is not modelled: the "
-                "trained model computes other values than one that transformers builds",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
 
     def _resume(self) -> None:
         """Continue from the latest checkpoint, or from the start if there is none."""
