@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from crosscheck.served_models import (
 
 from shardwise.derive.inference_unit import derive_inference_unit
 from shardwise.run.numpy.inference import ServedModel
+from shardwise.serve.speculative_decoding import expected_tokens
 from shardwise.values import SymbolValues
 
 TOLERANCE = 1e-11  # of the largest logit
@@ -163,3 +165,37 @@ def test_context_parallel_prefill_equals_generate() -> None:
         for sequence in (1, 2, 3):
             scale = np.abs(expected[sequence][0]).max()
             assert np.abs(first[sequence] - expected[sequence][0]).max() <= TOLERANCE * scale
+
+
+DRAFTED = 2
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3"])
+def test_verified_drafts_give_the_tokens_of_generate_in_fewer_passes(name: str, right: float) -> None:
+    """A pass computes the last token and two drafted ones; what is rejected is overwritten in the cache by the next pass."""
+    served, expected, rng = serve(name, {"kv_m": 2}, num_rows=2), generated(name), np.random.default_rng(0)
+    texts = {s: [int(np.argmax(row))] for s, row in prefill(served, whole_prompts()).items()}
+    passes, accepted = 0, 0
+    while min(map(len, texts.values())) < NUM_NEW:
+        drafts = {s: draft_tokens(expected.tokens[s], len(text), right, rng) for s, text in texts.items()}
+        chunks = [(s, [text[-1], *drafts[s]], POSITIONS[s] + len(text) - 1) for s, text in texts.items()]
+        tokens = lay_out_tokens(chunks, served.num_rows, place_sequences(served.num_rows), num_picked=1 + DRAFTED)
+        logits = served.run(tokens, absorbs_latent=True).reshape(len(PROMPTS), 1 + DRAFTED, -1)
+        for s, text in texts.items():
+            chosen = np.argmax(logits[s], axis=-1).tolist()
+            count = next((i for i, token in enumerate(drafts[s]) if token != chosen[i]), DRAFTED)
+            text += chosen[: count + 1]
+            accepted += count
+        passes += 1
+    for s, text in texts.items():
+        assert tuple(text[:NUM_NEW]) == expected.tokens[s]
+    if right in (0.0, 1.0):
+        assert passes == math.ceil((NUM_NEW - 1) / expected_tokens(right, DRAFTED))
+    assert bool(accepted) == bool(right)
+
+
+def draft_tokens(text: tuple[int, ...], start: int, right: float, rng: np.random.Generator) -> list[int]:
+    """Return drafts of the tokens from `start` on, each right with this probability; behind the end any token is."""
+    following = [*text[start : start + DRAFTED], *[0] * DRAFTED][:DRAFTED]
+    return [token if rng.random() < right else (token + 1) % 32 for token in following]

@@ -5,6 +5,7 @@ They share builders of projections, norms and MLPs; what differs (caches, states
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ def architecture_of(fields: dict[str, Any]) -> Architecture:
 
 def units_by_path(architecture: Architecture) -> dict[str, str]:
     layers = {f"layers.{index}": unit for index, unit in enumerate(architecture.layer_units)}
-    return {"embedding": "embedding", **layers, "head": "head"}
+    predict = {"predict.0": "predict"} if architecture.num_predict_layers else {}
+    return {"embedding": "embedding", **layers, "head": "head", **predict}
 
 
 def random_weights(architecture: Architecture) -> dict[str, dict[str, Any]]:
@@ -59,29 +61,34 @@ def random_weights(architecture: Architecture) -> dict[str, dict[str, Any]]:
     return weights
 
 
+def trained_unit(architecture: Architecture, unit: str, arrays: dict[str, Any], ids: Any) -> Any:
+    """Return what a unit gives in training's forward pass on one device: hidden states, or logits [B, T, V]."""
+    scheme, mesh = ShardingScheme.unsharded(architecture.structure), Mesh.of(dict.fromkeys(TRAINING_AXES, 1))
+    sizes = {**architecture.unit_architecture(unit).dims, "B": ids.shape[0], "T": ids.shape[1]}
+    devices = VirtualDevices(mesh, sizes, router=Router.of(architecture.numerics))
+    by_token = ("B", "T")
+    devices.constants = {
+        "ids": (by_token, ids), "positions": (("T",), np.arange(ids.shape[1])), "targets": (by_token, ids),
+        "loss_scale": ((), np.ones(())),
+    }  # fmt: skip
+    forward = derived_unit(scheme, unit).forward
+    for name, array in arrays.items():
+        spec = next(s.placed.inputs[i] for s in forward.steps if hasattr(s, "placed")
+                    for i, operand in enumerate(s.operation.inputs) if operand == name)  # fmt: skip
+        devices.scatter_array(name, spec, array)
+    devices.run(forward.program, forward.steps)
+    results = ("logits_biased", "logits", forward.program.outputs[0])
+    result = next(name for name in results if name in forward.program.tensors)
+    return devices.gather_array(result, forward.specs[result])
+
+
 def trained_logits(architecture: Architecture, weights: dict[str, dict[str, Any]]) -> Any:
     """Return the logits [B, T, V] of training's forward pass on one device."""
-    scheme, mesh = ShardingScheme.unsharded(architecture.structure), Mesh.of(dict.fromkeys(TRAINING_AXES, 1))
     x: Any = None
     for path, unit in units_by_path(architecture).items():
-        sizes = {**architecture.unit_architecture(unit).dims, "B": SEQS, "T": POSITIONS}
-        devices = VirtualDevices(mesh, sizes, router=Router.of(architecture.numerics))
-        by_token = ("B", "T")
-        devices.constants = {
-            "ids": (by_token, IDS), "positions": (("T",), np.arange(POSITIONS)), "targets": (by_token, IDS),
-            "loss_scale": ((), np.ones(())),
-        }  # fmt: skip
-        forward = derived_unit(scheme, unit).forward
-        arrays = weights[path] if x is None else {**weights[path], "x": x}
-        for name, array in arrays.items():
-            spec = next(s.placed.inputs[i] for s in forward.steps if hasattr(s, "placed")
-                        for i, operand in enumerate(s.operation.inputs) if operand == name)  # fmt: skip
-            devices.scatter_array(name, spec, array)
-        devices.run(forward.program, forward.steps)
-        result = forward.program.outputs[0]
-        if unit == "head":
-            result = next(name for name in ("logits_biased", "logits") if name in forward.program.tensors)
-        x = devices.gather_array(result, forward.specs[result])
+        if unit != "predict":
+            arrays = weights[path] if x is None else {**weights[path], "x": x}
+            x = trained_unit(architecture, unit, arrays, IDS)
     return x
 
 
@@ -121,3 +128,23 @@ def test_experts_of_every_structure_are_reached(name: str, dispatch: str) -> Non
 @pytest.mark.parametrize("degrees", [{}, {"kv_m": 2, "dp_m": 2}, {"kv_e": 2, "dp_e": 2}], ids=str)
 def test_hybrids_are_served_as_they_are_trained(degrees: dict[str, int]) -> None:
     assert_served_equals_trained(architecture_of(HYBRID), degrees)
+
+
+@pytest.mark.parametrize("name", ["multi_token_prediction", "deepseek_v3"])
+def test_a_module_of_multi_token_prediction_drafts_what_it_is_trained_to(name: str) -> None:
+    """The judge is the module's training program on one device: the loss of its logits for each token."""
+    architecture = dataclasses.replace(architecture_of(dict(STRUCTURES[name])), num_predict_layers=1)
+    weights = random_weights(architecture)
+    served = ServedModel(
+        architecture=architecture, scheme=InferenceScheme(structure=architecture.structure),
+        mesh=Mesh.of({axis: 2 if axis == "kv_m" else 1 for axis in AXES}), weights=weights, num_rows=SEQS,
+        num_slots=POSITIONS,
+    )  # fmt: skip
+    places = {sequence: (sequence, 0) for sequence in range(SEQS)}
+    length = POSITIONS - 1
+    served.run(lay_out_tokens([(s, IDS[s, :-1].tolist(), 0) for s in range(SEQS)], SEQS, places))
+    hidden = served.hidden[0]  # that of all devices is the same
+    following = lay_out_tokens([(s, IDS[s, 1:].tolist(), 0) for s in range(SEQS)], SEQS, places, num_picked=length)
+    logits = served.draft(following)
+    trained = trained_unit(architecture, "predict", {**weights["predict.0"], "x": hidden}, IDS[:, 1:])
+    assert np.abs(logits - trained).max() <= TOLERANCE * np.abs(trained).max()

@@ -24,5 +24,6 @@ from .serving_estimate import ServingVerdict as ServingVerdict
 from .serving_layout import ServingLayout as ServingLayout
 from .serving_problem import BatchLimits as BatchLimits
 from .serving_problem import ServingProblem as ServingProblem
+from .speculative_decoding import expected_tokens as expected_tokens
 from .workload import LatencyLimits as LatencyLimits
 from .workload import Workload as Workload

@@ -76,11 +76,13 @@ class PassUnit:
 class PassForm:
     """Choices that the degrees leave open: how tokens reach their experts (`derive.inference_unit`), and whether devices with the
     same key-value heads share the sequences of a cache in place of copies of it. `width_degree` splits the width of all weights
-    (2-D weight-stationary)."""
+    (2-D weight-stationary). `redundant_experts` are copies of experts beside the model's (DeepSeek-AI 2025, DeepSeek-V3, 3.4.2):
+    they take a share of the tokens, and the router's columns count them."""
 
     dispatch: Dispatch = "all_gather"
     batch_in_attention: bool = False
     width_degree: int = 1
+    redundant_experts: int = 0
 
 
 DEFAULT_FORM = PassForm()
@@ -167,7 +169,7 @@ class InferencePass:
 
     def touched_share(self, unit: PassUnit, groups: Sequence[SequenceGroup], degrees: Mapping[str, Value]) -> Value:
         """Return the share of the experts that any token of the pass takes, if routing is uniform."""
-        dims = self.architecture.unit_architecture(unit.name).dims
+        dims = self._dims(unit)
         tokens = sum((group.num_seqs * group.new_tokens for group in groups), start=0) / degrees["cp"]
         return 1.0 - (1.0 - dims["k"] / dims["E"]) ** tokens
 
@@ -183,9 +185,14 @@ class InferencePass:
             values["s"] = minimum(architecture.index_topk, seen / (architecture.index_block or 1))
         return self._values(unit, degrees, values)
 
-    def _values(self, unit: PassUnit, degrees: Mapping[str, Value], values: Mapping[str, Value]) -> SymbolValues:
+    def _dims(self, unit: PassUnit) -> dict[str, int]:
+        """Return the sizes of a unit's dims, with redundant experts among its experts."""
         dims = self.architecture.unit_architecture(unit.name).dims
-        return SymbolValues({**dims, **degrees, WIDTH_AXES[0]: self.form.width_degree, **values})
+        has_experts = bool(self.architecture.unit_architecture(unit.name).num_experts)
+        return {**dims, "E": dims["E"] + self.form.redundant_experts * has_experts}
+
+    def _values(self, unit: PassUnit, degrees: Mapping[str, Value], values: Mapping[str, Value]) -> SymbolValues:
+        return SymbolValues({**self._dims(unit), **degrees, WIDTH_AXES[0]: self.form.width_degree, **values})
 
 
 @lru_cache(maxsize=64)

@@ -271,3 +271,19 @@ def test_recurrent_layers_keep_a_state_and_the_rows_of_their_convolutions() -> N
     sizes = {c.name: c.slot_elements.evaluate(values) for c in unit.cache}
     assert sizes["mixer.state"] == 32 * 128 * 128  # heads of values, widths of a key and of a value
     assert sum(size for name, size in sizes.items() if name.endswith("_rows")) == 3 * (2 * 16 * 128 + 32 * 128)
+
+
+def test_redundant_experts_rest_beside_the_others_and_take_a_share_of_the_rows() -> None:
+    groups = [SequenceGroup(kind="decode", num_seqs=4096, cached_tokens=99)]
+    plain, redundant = (
+        Evaluated("deepseek-v3", "attention_dp=32 ep=32", groups, PassForm(redundant_experts=count))
+        for count in (0, 32)
+    )
+    for decode, experts in ((plain, 256 // 32), (redundant, 288 // 32)):
+        block = decode.inference.unit("block")
+        values = decode.inference.token_values(block, groups, decode.degrees)
+        assert block.weights["experts"].evaluate(values) == experts * 3 * 7168 * 2048
+        products = [k.kernel for k in block.token_kernels if k.kernel.shape.group_rows]
+        assert products[0].shape.group_rows.evaluate(values) == 4096 * 8 / (experts * 32)  # of each expert
+        flops = 4096 * 8 / 32 * 2 * 2 * 7168 * 2048  # of each device: the same
+        assert products[0].flops.evaluate(values) == pytest.approx(flops)

@@ -57,6 +57,7 @@ class ServedModel:
     num_slots: int
     num_stages: int = 1
     moved: MovedElements = field(default_factory=Counter)
+    hidden: Shards = field(default_factory=list)  # the last layer's hidden states of the last pass
     caches: dict[str, LiveShards] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,12 +87,27 @@ class ServedModel:
             devices = stages[self.stage_of(layer)]
             self._set_window(devices, self.architecture.attention_window(layer))
             x, *_ = self._run_unit(devices, unit, f"layers.{layer}", {"x": x}).values()
+        self.hidden = x
         head = derive_inference_unit(scheme, "head")
         self._run_unit(stages[-1], head, "head", {"x": x})
         (logits,) = head.program.outputs
         for devices in stages:
             self.moved.update(devices.moved)
         return stages[-1].gather_array(logits, head.forward.specs[logits])
+
+    def draft(self, tokens: NewTokens, *, absorbs_latent: bool = False) -> Array:
+        """Run the module of multi-token prediction on the hidden states of the last pass and the tokens that follow each, and
+        return the logits [B, j, V] of the tokens after these.
+
+        `tokens` has the ids of the following tokens, and all else as in that pass.
+        """
+        unit = derive_inference_unit(replace(self.scheme, absorbs_latent=absorbs_latent), "predict")
+        devices = self._devices(tokens)
+        self._set_window(devices, None)
+        self.hidden, *_ = self._run_unit(devices, unit, "predict.0", {"x": self.hidden}).values()
+        logits = unit.program.outputs[1]
+        self.moved.update(devices.moved)
+        return devices.gather_array(logits, unit.forward.specs[logits])
 
     def _devices(self, tokens: NewTokens) -> VirtualDevices:
         num_rows, num_new = tokens.ids.shape
@@ -149,12 +165,13 @@ class ServedModel:
 
 
 def lay_out_tokens(
-    chunks: Sequence[tuple[int, Sequence[int], int]], num_rows: int, slots_of: Mapping[int, tuple[int, int]]
-) -> NewTokens:
+    chunks: Sequence[tuple[int, Sequence[int], int]], num_rows: int, slots_of: Mapping[int, tuple[int, int]],
+    num_picked: int = 1,
+) -> NewTokens:  # fmt: skip
     """Return new tokens of a pass from chunks (sequence, token ids, position of the first), one behind the other in their rows.
 
-    `slots_of` gives the row and the first slot of each sequence. The last token of each chunk is picked; rows are padded to equal
-    lengths, and to equal numbers of picked tokens by their first token.
+    `slots_of` gives the row and the first slot of each sequence. The last `num_picked` tokens of each chunk are picked. Rows are
+    padded to equal lengths, and to equal numbers of picked tokens by their first token.
 
     >>> tokens = lay_out_tokens([(0, [5, 6], 3), (1, [7], 0)], 1, {0: (0, 0), 1: (0, 8)})
     >>> tokens.ids.tolist(), tokens.positions.tolist(), tokens.slots.tolist(), tokens.picked.tolist()
@@ -165,7 +182,7 @@ def lay_out_tokens(
     for sequence, ids, first in chunks:
         row, slot = slots_of[sequence]
         rows[row] += [(token, first + i, sequence, slot + first + i) for i, token in enumerate(ids)]
-        picked[row].append(len(rows[row]) - 1)
+        picked[row] += range(len(rows[row]) - num_picked, len(rows[row]))
     length, count = max(map(len, rows)), max(map(len, picked))
     table = np.array([row + [(0, 0, -2, -1)] * (length - len(row)) for row in rows])
     tokens = np.array([row + [0] * (count - len(row)) for row in picked])
