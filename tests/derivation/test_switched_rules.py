@@ -124,6 +124,27 @@ def test_experts_over_nodes(ep: int, k: int) -> None:
     assert 0.63 * book < bound <= book * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("ep", [1, 8, 64])
+def test_experts_over_nodes_multiply_the_bandwidth_of_their_gradients(ep: int) -> None:
+    """What 64 more experts add to an estimate over 256 GPUs: their weights move three times, over the nodes that ep spans."""
+    topology = Switched(
+        tiers=tuple(replace(tier, size=size) for tier, size in zip(network().tiers, (8, 32, 1), strict=True))
+    )
+    cluster, mixtral = replace(CLUSTER, topology=topology, levels=()), replace(load_model("mixtral-8x7b"), num_layers=1)
+    job, layout = (
+        Job(global_batch_tokens=256 * 4096, seq_len=4096, overlap="sum"),
+        Layout(fsdp=256, ep=ep, zero_stage=3),
+    )
+    fewer, more = (
+        estimate(Problem(replace(mixtral, num_experts=count), cluster, job), layout).time for count in (64, 128)
+    )
+    # What is hidden by compute or exchanges is missing from fsdp and part of those.
+    added_s = sum(more[term] - fewer[term] for term in ("fsdp", "ep", "forward", "backward"))
+    added_bytes = 64 * 3 * mixtral.d_model * mixtral.d_ff * 2.0
+    per_byte = rules.dp_min_tokens_across_nodes(1.0, 256 / ep, ep, NODE, NODE_RATE, CHIP_RATE)  # at 1 FLOP/s: s/byte
+    assert added_s == pytest.approx(3 * added_bytes * per_byte, rel=1e-3)
+
+
 @pytest.mark.parametrize("k", [1, 2, 6])
 def test_routed_rows_of_a_derived_mixture_take_what_the_rule_counts(k: int) -> None:
     """An estimate's exchanges over 64 GPUs against the rule's: there and back, forward and backward."""

@@ -162,6 +162,8 @@ def test_a_plan_on_reducing_levels_finds_what_an_estimate_prices(tmp_path: Path)
     plan = sw.plan("llama-3-8b", cluster, **job)
     assert plan.estimate.step_time_s == sw.estimate("llama-3-8b", plan.cluster, layout=plan.layout, **job).step_time_s
     plain = replace(cluster, topology=Switched(tiers=tuple(replace(t, reduces=False) for t in cluster.topology.tiers)))
+    sw.dump_plan(plan, str(tmp_path / "plan.json"))
+    assert sw.load_plan(str(tmp_path / "plan.json")).cluster.topology == cluster.topology
     layout = "tp=8 dp=2 sequence_parallel=false recompute=full"
     faster, slower = (sw.estimate("llama-3-8b", c, layout=layout, **job).time["tp"] for c in (cluster, plain))
     assert faster / slower == pytest.approx((9 / 8) / (2 * 7 / 8), rel=1e-6)
