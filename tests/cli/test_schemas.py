@@ -59,6 +59,10 @@ SESSIONS = {
         "shardwise.explain/3",
     f"plan llama-3-8b h100:16 {JOB} --pin pp=2 --out plan.json; explain plan.json":
         "shardwise.explain/3",
+    "serve estimate llama-3-8b h100:2 --isl 1000 --osl 200 --concurrency 8":
+        "shardwise.serving_estimate/1",
+    "serve plan gpt-oss-20b h100:4 --isl 1000 --osl 200 --rate 5/s --ttft 2s --tpot 30ms":
+        "shardwise.serving_plan/1",
     f"{PLAN}; instructions plan.json --pass forward --unit block":
         "shardwise.instructions/2",
     "memory llama-3-8b h100:8 --layout 'fsdp=8 micro_batch_seqs=2' --layout 'tp=8'":
@@ -225,12 +229,18 @@ def test_a_payload_is_as_its_schema_says(
 
 @pytest.mark.parametrize("key", ["model", "layout"])
 def test_a_model_and_a_layout_have_one_shape(key: str) -> None:
-    schemas = [schema for verb in PAYLOADS for schema in json_schemas(verb).values()]
+    schemas = [schema for verb in PAYLOADS if verb != "serve" for schema in json_schemas(verb).values()]
     shapes = {tuple(shape) for schema in schemas for shape in shapes_of(key, schema)}
     assert len(shapes) == 1
     assert (
         {"name", "num_params", "num_layers"} <= {*shapes.pop()} if key == "model" else {"text", "tp"} <= {*shapes.pop()}
     )
+
+
+def test_serving_has_layouts_of_its_own() -> None:
+    shapes = {tuple(shape) for schema in json_schemas("serve").values() for shape in shapes_of("layout", schema)}
+    assert len(shapes) == 1
+    assert {"tp", "attention_dp", "replicas"} <= {*shapes.pop()}
 
 
 def shapes_of(key: str, schema: dict[str, Any]) -> Iterator[list[str]]:

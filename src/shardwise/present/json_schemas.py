@@ -61,6 +61,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "instructions": ("search.instruction_listing:InstructionsRecord",),
     "memory": ("search.layout_memory:MemoryRecord",),
     "kv-cache": ("book_formulas.kv_cache:KvCacheRecord",),
+    "serve": ("search.serving.payloads:ServingEstimateRecord", "search.serving.payloads:ServingPlanRecord"),
     "roofline": ("book_formulas.rooflines.payloads:KernelsRecord", "book_formulas.rooflines.payloads:BlockRecord"),
     "rule": ("book_formulas.named_rules:RuleRecord",),
     "matmul": ("verify.product_checks:MatmulRecord",),

@@ -95,6 +95,12 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "Comparison": ResultFunctions(
         "present.reports.comparison:comparison_report", "search.payloads:ComparisonRecord.of"
     ),
+    "ServingEstimate": ResultFunctions(
+        "present.reports.serving:serving_estimate_report", "search.serving.payloads:ServingEstimateRecord.of"
+    ),
+    "ServingPlan": ResultFunctions(
+        "present.reports.serving:serving_plan_report", "search.serving.payloads:ServingPlanRecord.of"
+    ),
     "Swept": ResultFunctions("present.reports.sweep:sweep_report", "search.payloads:SweptRecord.of"),
     "LossSearch": ResultFunctions("present.reports.sweep:to_loss_report", "search.payloads:LossSearchRecord.of"),
     "Explanation": ResultFunctions(

@@ -50,6 +50,11 @@ from .planner import plan_inputs as plan_inputs
 from .published_layouts import compare_published_runs as compare_published_runs
 from .published_layouts import describe_lead as describe_lead
 from .published_layouts import describe_runs as describe_runs
+from .serving.payloads import dump_serving_plan as dump_serving_plan
+from .serving.serving_plan import ServingPlan as ServingPlan
+from .serving.serving_plan import ServingPoint as ServingPoint
+from .serving.serving_plan import ServingQuestion as ServingQuestion
+from .serving.serving_search import plan_serving as plan_serving
 from .serving_file import DeploymentRecord as DeploymentRecord
 from .serving_file import dump_deployment as dump_deployment
 from .serving_file import is_serving_file as is_serving_file

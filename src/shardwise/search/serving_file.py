@@ -26,6 +26,7 @@ from shardwise.values import FileMessages, InputError, Payload, parse_dataclass,
 from shardwise.values.payload import known_fields
 
 DEPLOYMENT_SCHEMA = "shardwise.deployment/1"
+SERVING_PLAN_SCHEMA = "shardwise.serving_plan/1"
 SERVING_SCHEMAS = ("shardwise.deployment/", "shardwise.serving_plan/")
 REQUIRED_KEYS = ("model", "cluster", "workload", "layout")
 

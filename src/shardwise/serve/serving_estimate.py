@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.serve.serving_layout import ServingLayout
 from shardwise.serve.serving_problem import ServingProblem
+from shardwise.serve.workload import LatencyLimits
 
 ServingVerdict = Literal["fits", "does not fit", "not known"]
 
@@ -85,3 +87,7 @@ class ServingEstimate:
     def request_s(self) -> float:
         """Mean seconds of a request from its arrival to its last token."""
         return self.ttft_s.value + self.tpot_s.value * (self.problem.workload.osl - 1)
+
+    def meets(self, limits: LatencyLimits) -> bool:
+        """Return True if both latencies are within the limits."""
+        return self.ttft_s.value <= (limits.ttft_s or math.inf) and self.tpot_s.value <= (limits.tpot_s or math.inf)

@@ -16,6 +16,7 @@ from .measurement_charts import reconciliation_charts as reconciliation_charts
 from .network_charts import network_chart as network_chart
 from .plan_charts import kept_chart as kept_chart
 from .plan_charts import memory_comparison_chart as memory_comparison_chart
+from .serving_charts import serving_chart as serving_chart
 from .sharding_charts import collective_chart as collective_chart
 from .sharding_charts import draw_text as draw_text
 from .sharding_charts import format_charts as format_charts

@@ -39,6 +39,9 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("memory", "what fills the devices under given layouts", "memory:memory"),
         VerbEntry("kv-cache", "size a model's key-value cache", "memory:kv_cache"),
     ),
+    "serve a model": (
+        VerbEntry("serve", "latency and cost of serving a model; the layout for a load", "serving:serving"),
+    ),
     "understand": (
         VerbEntry("explain", "why a plan is what it is, and how another layout compares", "explanation:explain"),
         VerbEntry("instructions", "what each device of a plan does, in order", "simulation:instructions"),

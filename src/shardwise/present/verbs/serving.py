@@ -1,0 +1,352 @@
+"""`serve`: what a serving configuration gives, and which one to run. Its kinds are functions of their own: estimate and plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
+
+from shardwise import search, serve
+from shardwise.hardware import Cluster, load_cluster
+from shardwise.hardware.cluster import replace_chip
+from shardwise.model import Architecture, load_model
+from shardwise.model.load import override_architecture
+from shardwise.present import charts
+from shardwise.present.arguments import ClusterName, Model, overrides_argument
+from shardwise.present.exports import picture
+from shardwise.present.verb import Argument, Export, Mode, read_arguments, verb
+from shardwise.serve import (
+    WEIGHT_FORMATS,
+    BatchLimits,
+    LatencyLimits,
+    ServingFormats,
+    ServingLayout,
+)
+from shardwise.serve.engines import serving_engine_names
+from shardwise.serve.formats import CACHE_FORMATS
+from shardwise.values import (
+    InputError,
+    apply_overrides,
+    argument_label,
+    parse_count,
+    parse_duration,
+    parse_overrides,
+    parse_quantity,
+    raise_problems,
+    run_all,
+)
+
+if TYPE_CHECKING:
+    from shardwise.search.serving.serving_plan import ServingPlan
+    from shardwise.serve import ServingEstimate
+
+Kind = Literal["estimate", "plan"]
+LOAD, ENGINE, LIMITS = "load", "engine", "limits"
+SERVED_ROOMS = ("model", "chip")
+PLAN_EXPORTS = ("out", "pareto")
+FORMAT_FIELDS = {"weights": "weights", "expert_weights": "experts", "attention_weights": "attention", "cache": "cache"}
+
+
+class ServingFields(TypedDict, total=False):
+    """Arguments of both kinds: lengths of requests, the engine, formats, limits that it starts with, replaced values."""
+
+    isl: Annotated[
+        int | str, Argument(flag="--isl", group=LOAD, metavar="N", required=True, help="mean input tokens of a request")
+    ]
+    osl: Annotated[
+        int | str,
+        Argument(flag="--osl", group=LOAD, metavar="N", required=True, help="mean output tokens of a request"),
+    ]
+    cached_tokens: Annotated[
+        int | str,
+        Argument(
+            flag="--cached", group=LOAD, metavar="N", help="input tokens that are in the cache already (default: 0)"
+        ),
+    ]
+    rate_per_s: Annotated[
+        float | str | None,
+        Argument(
+            flag="--rate", group=LOAD, metavar="N/s", help="requests that arrive, such as 4/s or 600/min, at random"
+        ),
+    ]
+    engine: Annotated[
+        str,
+        Argument(
+            flag="--engine",
+            group=ENGINE,
+            metavar="NAME",
+            choices=serving_engine_names,
+            help="the engine that serves (default: vllm)",
+        ),
+    ]
+    release: Annotated[
+        str | None,
+        Argument(
+            flag="--release", group=ENGINE, metavar="VERSION", help="its release (default: the newest with constants)"
+        ),
+    ]
+    weights: Annotated[
+        str,
+        Argument(
+            flag="--weights",
+            group=ENGINE,
+            metavar="NAME",
+            choices=tuple(WEIGHT_FORMATS),
+            help="format in which matrices rest (default: as the model is published)",
+        ),
+    ]
+    expert_weights: Annotated[
+        str | None,
+        Argument(
+            flag="--expert-weights",
+            group=ENGINE,
+            metavar="NAME",
+            choices=tuple(WEIGHT_FORMATS),
+            help="format of routed experts, where it differs",
+        ),
+    ]
+    attention_weights: Annotated[
+        str | None,
+        Argument(
+            flag="--attention-weights",
+            group=ENGINE,
+            metavar="NAME",
+            choices=tuple(WEIGHT_FORMATS),
+            help="format of attention's projections, where it differs",
+        ),
+    ]
+    cache: Annotated[
+        str,
+        Argument(
+            flag="--cache",
+            group=ENGINE,
+            metavar="NAME",
+            choices=CACHE_FORMATS,
+            help="format of keys and values (default: bf16)",
+        ),
+    ]
+    max_num_seqs: Annotated[
+        int | str | None,
+        Argument(
+            flag="--max-num-seqs",
+            group=ENGINE,
+            metavar="N",
+            help="requests that run at once in a copy of attention (default: the engine's)",
+        ),
+    ]
+    max_batched_tokens: Annotated[
+        int | str | None,
+        Argument(
+            flag="--max-batched-tokens", group=ENGINE, metavar="N", help="tokens of a pass (default: the engine's)"
+        ),
+    ]
+    memory_fraction: Annotated[
+        float | str | None,
+        Argument(
+            flag="--memory-fraction",
+            group=ENGINE,
+            metavar="X",
+            help="the engine's own share of memory: vLLM's --gpu-memory-utilization, SGLang's --mem-fraction-static",
+        ),
+    ]
+    mtp_tokens: Annotated[
+        int | str,
+        Argument(flag="--draft-tokens", group=ENGINE, metavar="N", help="tokens drafted in each pass (default: 0)"),
+    ]
+    acceptance: Annotated[
+        float | str,
+        Argument(flag="--acceptance", group=ENGINE, metavar="X", help="share of drafted tokens that is accepted"),
+    ]
+    overrides: Annotated[
+        Sequence[str], overrides_argument("model or chip", "chip.price_usd_per_hour=2.5", group="cluster")
+    ]
+
+
+def parse_rate(text: float | str, label: str) -> float:
+    """Return requests per second of a number, or of texts such as "4/s", "600/min" and "1e5/h".
+
+    >>> parse_rate("600/min", "rate"), parse_rate(4, "rate")
+    (10.0, 4.0)
+    """
+    number, slash, unit = str(text).partition("/")
+    seconds = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}.get(unit.strip() if slash else "")
+    if seconds is None:
+        raise InputError(f"{label}: found {text!r}; a number per s, min, h or d is required, such as 4/s")
+    return parse_quantity(number, label=label) / seconds
+
+
+def _resolve(model: Any, cluster: Any, fields: Mapping[str, Any], limits: LatencyLimits) -> search.ServingQuestion:
+    """Return the question that arguments stand for. Raises `InputError` with all that is wrong with them."""
+    changes = parse_overrides(fields.get("overrides", ()), SERVED_ROOMS)
+    architecture, loaded, isl, osl, cached, rate, batch_limits = run_all(
+        lambda: model if isinstance(model, Architecture) else load_model(os.fspath(model)),
+        lambda: cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster)),
+        lambda: parse_count(fields["isl"], label=argument_label("isl")),
+        lambda: parse_count(fields["osl"], label=argument_label("osl")),
+        lambda: parse_count(fields.get("cached_tokens", 0), label=argument_label("cached_tokens"), minimum=0),
+        lambda: (
+            None if fields.get("rate_per_s") is None else parse_rate(fields["rate_per_s"], argument_label("rate_per_s"))
+        ),
+        lambda: _batch_limits(fields),
+    )
+    architecture = override_architecture(architecture, changes["model"])
+    architecture.require_positions(isl + osl)
+    loaded = replace_chip(loaded, apply_overrides(loaded.chip, changes["chip"], "chip"))
+    formats = _resolve_formats(architecture, fields)
+    return search.ServingQuestion(
+        architecture=architecture, cluster=loaded, isl=isl, osl=osl, cached_tokens=cached, rate_per_s=rate,
+        engine=fields.get("engine", "vllm"), release=fields.get("release"), formats=formats, batch_limits=batch_limits,
+        latency_limits=limits,
+    )  # fmt: skip
+
+
+def _resolve_formats(architecture: Architecture, fields: Mapping[str, Any]) -> ServingFormats:
+    """Return the formats that were named; without any those that the model is published in."""
+    named = {part: fields[name] for name, part in FORMAT_FIELDS.items() if fields.get(name) is not None}
+    published = ServingFormats() if "weights" in named else serve.published_formats(architecture)
+    return replace(published, **named)
+
+
+def _batch_limits(fields: Mapping[str, Any]) -> BatchLimits:
+    def number(name: str, default: Any = None) -> Any:
+        value = fields.get(name, default)
+        return None if value is None else parse_quantity(value, label=argument_label(name))
+
+    def count(name: str, default: int | None = None, minimum: int = 1) -> Any:
+        value = fields.get(name, default)
+        return None if value is None else parse_count(value, label=argument_label(name), minimum=minimum)
+
+    return BatchLimits(
+        max_num_seqs=count("max_num_seqs"), max_batched_tokens=count("max_batched_tokens"),
+        memory_fraction=number("memory_fraction"), mtp_tokens=count("mtp_tokens", 0, minimum=0),
+        acceptance=number("acceptance", 0.0),
+    )  # fmt: skip
+
+
+def serve_estimate(
+    model: Model, cluster: ClusterName, *,
+    layout: Annotated[
+        str | ServingLayout | None,
+        Argument(
+            flag="--layout", group=ENGINE, metavar="TEXT", parse=str,
+            help='such as "tp=8", or "tp=1 attention_dp=8 ep=8 replicas=2" (default: tp over the whole cluster)',
+        ),
+    ] = None,
+    concurrency: Annotated[
+        float | str | None,
+        Argument(flag="--concurrency", group=LOAD, metavar="N", help="requests in the system at any time; or --rate"),
+    ] = None,
+    **fields: Unpack[ServingFields],
+) -> ServingEstimate:  # fmt: skip
+    """Return what one layout gives under a workload: latencies, throughput, memory, what bounds a pass.
+
+    Without a layout it is tensor parallelism over the whole cluster. Raises `InputError` with all that is wrong.
+
+    >>> import shardwise as sw
+    >>> estimate = sw.serve_estimate("llama-3-8b", "h100:1", isl=1024, osl=1024, concurrency=16)
+    >>> estimate.tpot_s.low < estimate.tpot_s.value < estimate.tpot_s.high, estimate.memory.verdict
+    (True, 'fits')
+    """
+    question = _resolve(model, cluster, fields, LatencyLimits())
+    if (concurrency is None) == (question.rate_per_s is None):
+        state = "neither" if concurrency is None else "both"
+        labels = f"{argument_label('concurrency')} and {argument_label('rate_per_s')}"
+        raise InputError(f"{labels}: found {state}; one of the two is required, such as --concurrency 64")
+    requests = None if concurrency is None else parse_quantity(concurrency, label=argument_label("concurrency"))
+    problem = question.problem(concurrency=requests, rate_per_s=question.rate_per_s)
+    if layout is None:
+        layout = ServingLayout(tp=question.cluster.num_devices)
+    elif isinstance(layout, str):
+        layout = ServingLayout.parse(layout, argument_label("layout"))
+    return serve.estimate_serving(problem, layout)
+
+
+def serve_plan(
+    model: Model, cluster: ClusterName, *,
+    ttft: Annotated[
+        float | str | None,
+        Argument(flag="--ttft", group=LIMITS, metavar="TIME", help="longest mean time to the first token, such as 2s"),
+    ] = None,
+    tpot: Annotated[
+        float | str | None,
+        Argument(flag="--tpot", group=LIMITS, metavar="TIME", help="longest mean time of a token after it, such as 40ms"),
+    ] = None,
+    **fields: Unpack[ServingFields],
+) -> ServingPlan:  # fmt: skip
+    """Return the layout, its instances and the batch limits that serve a load within the limits.
+
+    With a rate those on the fewest devices, without one those that serve the most on the whole cluster. Raises `InputError`
+    with all that is wrong; `NothingFitsError` or `MissedLimitError` where the model does not fit or no layout meets the limits.
+
+    >>> import shardwise as sw
+    >>> plan = sw.serve_plan("llama-3.1-8b", "h100:8", isl=1000, osl=200, rate_per_s="5/s", tpot="30ms")
+    >>> plan.layout.num_devices <= 8, plan.estimate.tpot_s.value <= 0.03, plan.idle_devices == 8 - plan.layout.num_devices
+    (True, True, True)
+    """
+    ttft_s, tpot_s = run_all(lambda: _parse_time(ttft, "ttft"), lambda: _parse_time(tpot, "tpot"))
+    return search.plan_serving(_resolve(model, cluster, fields, LatencyLimits(ttft_s=ttft_s, tpot_s=tpot_s)))
+
+
+def _parse_time(text: float | str | None, name: str) -> float | None:
+    if text is None or isinstance(text, (int, float)):
+        return text
+    return parse_duration(text, label=argument_label(name))
+
+
+KINDS: Mapping[Kind, Callable[..., Any]] = {"estimate": serve_estimate, "plan": serve_plan}
+
+
+def _mode(kind: Kind) -> Mode:
+    """Return the mode of a kind, which refuses flags of the others."""
+
+    def check(arguments: Mapping[str, Any]) -> None:
+        accepted = read_arguments(KINDS[kind])
+        flags = [name for name in arguments if name not in accepted and name not in ("kind", *PLAN_EXPORTS)]
+        owners = {name: [key for key, function in KINDS.items() if name in read_arguments(function)] for name in flags}
+        raise_problems(
+            [
+                f"{argument_label(name)}: of `serve {' or '.join(kinds)}`, found with `serve {kind}`; leave it out"
+                for name, kinds in owners.items()
+            ]
+        )
+        exports = [f"--{name}" for name in PLAN_EXPORTS if name in arguments]
+        if exports and kind != "plan":
+            raise InputError(f"{', '.join(exports)}: of `serve plan`, found with `serve {kind}`; leave it out")
+
+    return Mode(function=KINDS[kind], applies=lambda arguments: arguments["kind"] == kind, check=check)
+
+
+@verb(
+    description="""What serving a model gives and costs. `estimate` prices one layout: time to the first token, time per token,
+tokens per second and device, memory, what bounds a pass. `plan` finds the layout, the number of instances and the batch limits
+that serve a rate within limits on latency on the fewest devices, or without a rate the most on the whole cluster.""",
+    examples=(
+        'shardwise serve estimate qwen3-32b b200:2 --layout "tp=2" --engine vllm --concurrency 64 --isl 8192 --osl 1024',
+        "shardwise serve plan llama-3.3-70b h100:8 --isl 2000 --osl 500 --rate 4/s --ttft 2s --tpot 40ms --engine vllm",
+        "shardwise serve plan deepseek-v3 h200:32 --isl 4000 --osl 1000 --tpot 30ms --engine sglang --pareto front.svg",
+    ),
+    modes=tuple(_mode(kind) for kind in KINDS),
+    exports=(
+        Export(
+            flag="--out",
+            help="of `plan`: write the plan as JSON, which `shardwise export` takes",
+            write=search.dump_serving_plan,
+        ),
+        picture("--pareto", "of `plan`: draw the tokens/s of a user against those of a device", charts.serving_chart),
+    ),
+    group_order=("model", "cluster", LOAD, ENGINE, LIMITS, "output"),
+    has_details=True,
+)
+def serving(
+    kind: Annotated[Kind, Argument(group="model", metavar="WHAT", choices=tuple(KINDS), help=" or ".join(KINDS))],
+    model: Model,
+    cluster: ClusterName,
+    **arguments: Any,
+) -> ServingEstimate | ServingPlan:
+    """Answer a question of a kind: `serving("plan", "llama-3-70b", "h100:8", ...)` is `serve_plan("llama-3-70b", ...)`.
+
+    Raises `InputError` as the kind does.
+    """
+    answer: ServingEstimate | ServingPlan = KINDS[kind](model, cluster, **arguments)
+    return answer

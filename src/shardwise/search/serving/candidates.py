@@ -1,0 +1,80 @@
+"""Candidates of a serving search: every legal layout of one instance, at a ladder of concurrencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from shardwise.hardware import Cluster
+from shardwise.model import Architecture
+from shardwise.serve import ConfigurationTable, ServingFormats, ServingLayout, serving_layout_problems
+from shardwise.serve.engines import ServingEngine
+
+CONCURRENCY_STEP = 2**0.25  # of the ladder: neighbours differ by a fifth, less than a prediction's interval
+
+
+def list_serving_layouts(
+    architecture: Architecture, cluster: Cluster, formats: ServingFormats, engine: ServingEngine, max_devices: int | None = None
+) -> list[ServingLayout]:  # fmt: skip
+    """Return the layouts of one instance that the model, the cluster and the engine allow, the smallest first.
+
+    Degrees are powers of two (and the whole scale-up domain). Attention is split within a scale-up domain; what an instance
+    has beyond it are stages, or copies of attention that share the experts.
+    """
+    limit = min(max_devices or cluster.num_devices, cluster.num_devices)
+    layouts = [
+        layout
+        for tp in _degrees(min(limit, cluster.scale_up_size), cluster.scale_up_size)
+        for pp in _degrees(min(limit // tp, architecture.num_layers))
+        for layout in _expert_layouts(architecture, tp, pp, limit)
+        if not serving_layout_problems(architecture, layout, formats)
+        and not engine.layout_problems(architecture, layout)
+    ]
+    return sorted(layouts, key=lambda layout: (layout.devices_per_replica, complexity(layout), layout.pp))
+
+
+def _expert_layouts(architecture: Architecture, tp: int, pp: int, limit: int) -> Iterator[ServingLayout]:
+    """Yield the ways in which experts and copies of attention share the devices of a stage."""
+    if not any(layer.num_experts for layer in architecture.layer_architectures.values()):
+        yield ServingLayout(tp=tp, pp=pp)
+        return
+    for attention_dp in _degrees(limit // (tp * pp)):
+        width = tp * attention_dp
+        for ep in _degrees(width):
+            if width % ep == 0:
+                yield ServingLayout(tp=tp, attention_dp=attention_dp, pp=pp, ep=ep, expert_tp=width // ep)
+
+
+def _degrees(limit: int, *extra_degrees: int) -> list[int]:
+    """Return powers of two up to a limit, and the extra degrees within it."""
+    powers = {2**exponent for exponent in range(max(limit, 1).bit_length()) if 2**exponent <= limit}
+    return sorted(powers | {degree for degree in extra_degrees if degree <= limit})
+
+
+def complexity(layout: ServingLayout) -> int:
+    """Return how many axes a layout uses: of those that predictions cannot tell apart, the simplest is taken."""
+    return sum(degree > 1 for degree in (layout.tp, layout.attention_dp, layout.pp, layout.ep, layout.expert_tp_degree))
+
+
+def concurrency_ladder(largest: int) -> list[float]:
+    """Return concurrencies from 1 up to `largest`, in steps of `CONCURRENCY_STEP`, whole numbers.
+
+    >>> concurrency_ladder(8)
+    [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    """
+    num_steps = int(np.ceil(np.log(max(largest, 1)) / np.log(CONCURRENCY_STEP)))
+    ladder = {min(round(CONCURRENCY_STEP**step), largest) for step in range(num_steps + 1)}
+    return [float(value) for value in sorted(ladder)]
+
+
+def build_table(layouts: list[ServingLayout], max_num_seqs: int, max_batched_tokens: int) -> ConfigurationTable:
+    """Return each layout at the ladder of concurrencies of one instance, whose copies of attention run `max_num_seqs` each."""
+    rows = [
+        (layout, concurrency * layout.attention_dp)
+        for layout in layouts
+        for concurrency in concurrency_ladder(max_num_seqs)
+    ]
+    return ConfigurationTable.of(
+        [layout for layout, _ in rows], [concurrency for _, concurrency in rows], [max_batched_tokens] * len(rows)
+    )
