@@ -143,7 +143,9 @@ def schedule(number: int) -> None:
             index, restarts = waiting.pop(0)
             running[index] = (start_task(job, index, restarts), time.monotonic(), restarts)
             set_state(number, index, "RUNNING")
-        most = max(most, len(running))
+        if len(running) > most:
+            most = len(running)
+            (HOME / f"most-{number}").write_text(str(most), encoding="utf-8")
         for index, (process, started, restarts) in list(running.items()):
             elapsed_s, preempted = time.monotonic() - started, index in settings["preempt"] and not restarts
             code = process.poll()
@@ -170,7 +172,6 @@ def schedule(number: int) -> None:
                 continue
             del running[index]
         time.sleep(0.05)
-    (HOME / f"most-{number}").write_text(str(most), encoding="utf-8")
 
 
 def start_task(job: dict, index: int | None, restarts: int) -> subprocess.Popen[bytes]:  # type: ignore[type-arg]

@@ -53,6 +53,8 @@ SESSIONS = {
         "shardwise.batch_noise/1",
     f"experiments run {EXAMPLES}/experiments/commands.toml --ledger runs/ledger.jsonl":
         "shardwise.experiments_status/1",
+    f"experiments report {EXAMPLES}/calibrate/runs.csv":
+        "shardwise.experiments_report/1",
     f"estimate llama-3-8b h100:8 {JOB} --layout dp=8":
         "shardwise.plan/3",
     f"{PLAN}; explain plan.json --against tp=8 --term memory.activations":

@@ -15,6 +15,8 @@ from .calibrate.validation import RowSelection as RowSelection
 from .calibrate.validation import evaluate_folds as evaluate_folds
 from .calibrate.validation import evaluate_runs as evaluate_runs
 from .calibrate.validation import rank_published_layouts as rank_published_layouts
+from .experiments.experiment_report import ExperimentReport as ExperimentReport
+from .experiments.experiment_report import report_experiment as report_experiment
 from .experiments.ledger_summary import ExperimentStatus as ExperimentStatus
 from .experiments.ledger_summary import summarise_ledger as summarise_ledger
 from .experiments.run_experiment import ExperimentRequest as ExperimentRequest

@@ -100,7 +100,9 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
         "batch_size.payloads:SweepFitRecord", "batch_size.payloads:RunNoiseRecord", "batch_size.payloads:SweptRunsRecord",
         "batch_size.payloads:BranchesRecord",
     ),
-    "experiments": ("measure.experiments.ledger_summary:ExperimentStatus",),
+    "experiments": (
+        "measure.experiments.ledger_summary:ExperimentStatus", "measure.experiments.experiment_report:ExperimentReport",
+    ),
     "reconcile": ("measure.reconcile.payloads:ReconciliationRecord",),
 }  # fmt: skip
 ERROR = "present.json_schemas:ErrorPayload"

@@ -127,6 +127,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.batch_size:branches_report", "batch_size.payloads:BranchesRecord.of"
     ),
     "SweepFit": ResultFunctions("present.reports.batch_size:fit_report", "batch_size.payloads:SweepFitRecord.of"),
+    "ExperimentReport": ResultFunctions("present.reports.experiments:experiment_report"),
     "ExperimentStatus": ResultFunctions("present.reports.experiments:status_report"),
     "BenchmarkResult": ResultFunctions("present.reports.calibration:bench_report"),
     "KernelLadders": ResultFunctions("present.reports.kernels:kernels_report"),

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from shardwise import measure
 from shardwise.measure.experiments.places import PLACES
+from shardwise.present.charts.experiment_charts import experiment_charts
+from shardwise.present.exports import text_file
+from shardwise.present.rendering.static_html import static_page
+from shardwise.present.reports.experiments import experiment_report
 from shardwise.present.verb import Argument, Mode, read_arguments, verb
 from shardwise.values import InputError, Progress, argument_label, ignore_progress, raise_problems
 
 if TYPE_CHECKING:
-    from shardwise.measure import ExperimentStatus
+    from shardwise.measure import ExperimentReport, ExperimentStatus
 
-    ExperimentResult = ExperimentStatus
+    ExperimentResult = ExperimentStatus | ExperimentReport
 
-ExperimentVerb = Literal["run", "status"]
-KINDS: tuple[ExperimentVerb, ...] = ("run", "status")
-SOURCES = {"run": "a grid", "status": "a ledger"}
+ExperimentVerb = Literal["run", "status", "report"]
+KINDS: tuple[ExperimentVerb, ...] = ("run", "status", "report")
+SOURCES = {"run": "a grid", "status": "a ledger", "report": "a ledger, or a CSV file of published runs"}
 RUN = "of run"  # group of flags
 Source = Annotated[
     "str | os.PathLike[str]",
@@ -43,7 +47,7 @@ def experiments_run(
         ),
     ] = None,
     place: Annotated[
-        str, Argument(flag="--on", group=RUN, metavar="PLACE", choices=PLACES, help="where runs run (default: processes)")
+        str, Argument(flag="--on", group=RUN, metavar="PLACE", choices=tuple(PLACES), help="where runs run (default: processes)")
     ] = "processes",
     settings: Annotated[
         Sequence[str],
@@ -87,9 +91,22 @@ def experiments_status(source: Source) -> ExperimentStatus:
     return measure.summarise_ledger(source)
 
 
+def experiments_report(source: Source) -> ExperimentReport:
+    """Return the report of a ledger: the best by model and nodes, scaling, predictions beside measurements, skips and failures.
+
+    `source` may be a CSV file with the columns of the published runs, whose runs are then reported. Raises `InputError`.
+    """
+    return measure.report_experiment(source)
+
+
+def _report_html(result: ExperimentReport) -> str:
+    return static_page(f"Experiment of {result.source}", experiment_charts(result), experiment_report(result))
+
+
 FUNCTIONS: Mapping[ExperimentVerb, Callable[..., ExperimentResult]] = {
     "run": experiments_run,
     "status": experiments_status,
+    "report": experiments_report,
 }
 
 
@@ -109,17 +126,22 @@ def _mode(kind: ExperimentVerb) -> Mode:
                 for verbs, flags in problems.items()
             ]
         )
+        if "out" in arguments and kind != "report":
+            raise InputError(f"--out: `experiments {kind}` writes no report; leave it out")
 
     return Mode(function=FUNCTIONS[kind], applies=lambda arguments: arguments["kind"] == kind, check=check)
 
 
 @verb(
     description="""Many runs that predict first, start what may matter, and record everything. `run` runs the configurations of a
-grid, a TOML file, and goes on where it was stopped. `status` says how far the experiment of a ledger is.""",
+grid, a TOML file, and goes on where it was stopped. `status` says how far the experiment of a ledger is. `report` shows the
+best configurations by model and nodes, scaling, predictions beside measurements, and what was skipped or failed.""",
     examples=(
         "shardwise experiments run grid.toml --ledger runs/ledger.jsonl",
         "shardwise experiments status runs/ledger.jsonl",
+        "shardwise experiments report runs/ledger.jsonl --out report.html",
     ),
+    exports=(text_file("--out", "of report: write figures and tables as one HTML file", _report_html, ".html"),),
     modes=tuple(map(_mode, KINDS)),
     group_order=("experiment", RUN, "output"),
     has_details=True,
