@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from shardwise.present.registry import payload_of, report_of
 from shardwise.present.rendering.report import Line, Number, Report, Table
 from shardwise.search import LayoutPlan, find_smallest_change
 
+SUPERPOD = Path(__file__).parents[2] / "examples" / "clusters" / "dgx-h100-superpod.toml"
 SIZES: dict[str, Any] = {"global_batch_tokens": "64Ki", "seq_len": 1024, "tokens": "10G"}
 
 
@@ -52,6 +54,9 @@ def results() -> dict[str, Any]:
         "plan": plan,
         "estimate": LayoutPlan(plan=full, smallest_change=find_smallest_change(full)),
         "comparison": sw.plan_clusters("gpt-2", ["h100:4", "h100:8"], **SIZES),
+        "network": sw.network("h100:64", layout="tp=8 dp=8"),
+        "levels of switches": sw.network(str(SUPERPOD)),
+        "cheat sheet": sw.cheat_sheet("gpt-2", "h100:16", **SIZES),
         "sweep": sw.sweep("gpt-2", "h100:8", over=["gpus=4,8", "tp=1,2"], **SIZES),
         "to loss": search,
         "explanation": sw.explain(piped, "tp=8"),

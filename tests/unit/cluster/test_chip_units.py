@@ -46,6 +46,14 @@ def test_units_are_of_chips_in_the_catalogue() -> None:
     assert load_chip_units("h800") is None
 
 
+def test_vector_units_of_tpus_add_once_a_cycle() -> None:
+    """How to Scale Your Model, chapter 2, appendix C; no vendor prints a peak of them."""
+    peaks = {name: [*derive_peaks(load_chip(name), units_of(name))][-1] for name in ("tpu-v4", "tpu-v5e", "tpu-v5p")}
+    assert peaks["tpu-v4"].flops_per_s == 2 * 2 * 8 * 128 * 1.05e9
+    assert peaks["tpu-v5e"].flops_per_s == 4 * 8 * 128 * 1.5e9
+    assert (peaks["tpu-v5p"].flops_per_s, peaks["tpu-v5p"].printed) == (None, None)
+
+
 @pytest.mark.parametrize(("name", "dtype"), PRINTED)
 def test_peaks_follow_from_units_and_clocks(name: str, dtype: str) -> None:
     peaks = {peak.dtype: peak for peak in derive_peaks(load_chip(name), units_of(name))}

@@ -26,7 +26,10 @@ TRAFFIC_NOTES = (
 
 def network_report(network: ClusterNetwork) -> Report:
     """Report the levels of a cluster from the inside out, the groups of a layout, and what their collectives send."""
-    about = f"{network.cluster}: {network.num_devices:,} devices"
+    switches = [level.num_switches for level in network.levels if level.num_switches is not None]
+    about = f"{network.cluster}: {network.num_devices:,} devices" + (
+        f", {sum(switches):,} switches" if switches else ""
+    )
     sections = [Section([_levels_table(network)], title=about), Section([_rates_table(network)]), Section(RATE_NOTES)]
     if network.layout_text is not None:
         sections.append(Section([_groups_table(network)], title=f"groups of {network.layout_text}"))
