@@ -44,7 +44,8 @@ NEXT = "'"  # ends the name of a cache after the pass
 # Tokens where their experts are reached, what their router reads if that is another tensor, and results back.
 EXPERT_TOKENS, ROUTER_TOKENS, EXPERT_RESULTS = "expert_tokens", "router_tokens", "expert_results"
 MASK_INPUTS = (  # names and dims of the constants that say which slots a token sees
-    ("positions", TOKENS), ("sequences", TOKENS), ("slot_positions", CACHE_ROWS), ("slot_sequences", CACHE_ROWS), ("window", ()),
+    ("positions", TOKENS), ("sequences", TOKENS), ("slot_positions", CACHE_ROWS), ("slot_sequences", CACHE_ROWS),
+    ("window", ()), ("chunk", ()),
 )  # fmt: skip
 TOKEN_SLOTS = "slots"  # the slot of each new token
 

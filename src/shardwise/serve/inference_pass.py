@@ -18,6 +18,7 @@ from shardwise.layout.sharding_scheme import shared_kv_heads
 from shardwise.model import Architecture
 from shardwise.model.operations import SLOTS, SPAN
 from shardwise.model.program import ModelPart
+from shardwise.model.structure import WindowKind
 from shardwise.serve.serving_layout import ServingLayout
 from shardwise.sharding import Axes
 from shardwise.step.inference_kernels import (
@@ -28,7 +29,7 @@ from shardwise.step.inference_kernels import (
     inference_kernels,
 )
 from shardwise.step.instructions import UnitCollective
-from shardwise.values import Polynomial, SymbolValues, Value, ceil_div, maximum, minimum
+from shardwise.values import Polynomial, SymbolValues, Value, ceil_div, maximum, minimum, where
 from shardwise.values.symbolic import gcd
 
 GroupKind = Literal["prefill", "decode"]
@@ -54,7 +55,8 @@ class SequenceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassUnit:
-    """A unit of a pass. The model has `count` of them, of layers as many as have this `window` (None: all tokens before).
+    """A unit of a pass. The model has `count` of them, of layers as many as have this `window` (None: all tokens before), of this
+    kind: the last tokens, or those of a token's chunk.
 
     `token_kernels` and `token_collectives` run once over the tokens of all groups, `group_kernels` and `group_collectives` for
     each group of their kind. `weights` are elements that rest on one device, by group of weights (attention, mlp, experts,
@@ -64,6 +66,7 @@ class PassUnit:
     name: str
     count: int
     window: int | None
+    window_kind: WindowKind
     token_kernels: tuple[PassKernel, ...]
     token_collectives: tuple[UnitCollective, ...]
     group_kernels: Mapping[GroupKind, tuple[PassKernel, ...]]
@@ -141,6 +144,7 @@ class InferencePass:
             weights[VOCABULARY] = weights[VOCABULARY] + head[VOCABULARY] * -1.0
         return PassUnit(
             name=name, count=count, window=window,
+            window_kind=self.architecture.unit_architecture(name).window_kind,
             token_kernels=_kernels(shared, by_sequence=False), token_collectives=_collectives(shared, by_sequence=False),
             group_kernels={kind: _kernels(part, by_sequence=True) for kind, part in parts.items()},
             group_collectives={kind: _collectives(part, by_sequence=True) for kind, part in parts.items()},
@@ -179,10 +183,10 @@ class InferencePass:
         Z are the slots that are read of each sequence, which a window bounds; `span` is the share of them that a new token sees.
         """
         architecture = self.architecture.unit_architecture(unit.name)
-        slots, seen = slots_of_group(group, unit.window)
+        slots, seen = slots_of_group(group, unit.window, unit.window_kind)
         values = {"B": group.num_seqs, "T": group.new_tokens, SLOTS: slots, SPAN: seen / slots, "j": group.num_logits}
         if architecture.index_topk:
-            values["s"] = minimum(architecture.index_topk, seen / (architecture.index_block or 1))
+            values["s"] = num_selected(architecture, seen)
         return self._values(unit, degrees, values)
 
     def _dims(self, unit: PassUnit) -> dict[str, int]:
@@ -201,10 +205,19 @@ def inference_pass(architecture: Architecture, form: PassForm = DEFAULT_FORM) ->
     return InferencePass(architecture, form)
 
 
-def slots_of_group(group: SequenceGroup, window: int | None) -> tuple[Value, Value]:
+def num_selected(architecture: Architecture, seen: Value) -> Value:
+    """Return how many slots, or blocks of slots, an indexer selects for a token that sees so many; of the blocks the token's own
+    is half behind it on average."""
+    if not architecture.index_block:
+        return minimum(architecture.index_topk, seen)
+    return minimum(architecture.index_topk - 0.5, seen / architecture.index_block)
+
+
+def slots_of_group(group: SequenceGroup, window: int | None, kind: WindowKind = "sliding") -> tuple[Value, Value]:
     """Return the slots of the cache that are read of each sequence, and how many of them each new token sees on average.
 
-    A token sees itself and those before it, at most `window` of them.
+    A token sees itself and those before it, at most `window` of them. Of a chunk of the sequence it sees those since the chunk
+    began: behind the first chunk (w + 1) / 2 of w on average, since a group's sequences are anywhere in their chunks.
 
     >>> slots_of_group(SequenceGroup(kind="prefill", num_seqs=1, new_tokens=4, cached_tokens=6), None)
     (10, 8.5)
@@ -212,13 +225,17 @@ def slots_of_group(group: SequenceGroup, window: int | None) -> tuple[Value, Val
     (10, 7.75)
     >>> slots_of_group(SequenceGroup(kind="decode", num_seqs=8, cached_tokens=6), 4)
     (4, 4.0)
+    >>> slots_of_group(SequenceGroup(kind="decode", num_seqs=8, cached_tokens=99), 31, "chunked")
+    (16.0, 16.0)
     """
     new, cached = group.new_tokens, group.cached_tokens
     if window is None:
         return cached + new, cached + (new + 1) / 2
     rising = minimum(maximum(window - cached, 0), new)  # tokens that see all before them
-    seen = rising * cached + rising * (rising + 1) / 2 + (new - rising) * window
-    return minimum(cached + new, window + new - 1), seen / new
+    limit: float = window if kind == "sliding" else (window + 1) / 2
+    seen = rising * cached + rising * (rising + 1) / 2 + (new - rising) * limit
+    slots = where(rising >= new, cached + new, minimum(cached + new, limit + new - 1))
+    return slots, seen / new
 
 
 def instance_degrees(architecture: Architecture, layout: ServingLayout) -> dict[str, Value]:

@@ -28,6 +28,7 @@ from shardwise.serve.inference_pass import (
     SequenceGroup,
     axis_degrees,
     inference_pass,
+    num_selected,
     slots_of_group,
 )
 from shardwise.serve.pass_work import NO_PRODUCTS, Column, PassCollective, PassWork, Products, Routing
@@ -220,11 +221,11 @@ class _LayoutWork:
         return self._values(unit, {"B": self.copies, "T": self.table.cp, "j": 1, TOUCHED: 1.0})
 
     def _group_values(self, unit: PassUnit, group: SequenceGroup) -> SymbolValues:
-        slots, seen = slots_of_group(group, unit.window)
+        slots, seen = slots_of_group(group, unit.window, unit.window_kind)
         values = {"B": group.num_seqs, "T": group.new_tokens, SLOTS: slots, SPAN: seen / slots, "j": group.num_logits}
         layer = self.architecture.unit_architecture(unit.name)
         if layer.index_topk:
-            values["s"] = np.minimum(layer.index_topk, seen / (layer.index_block or 1))
+            values["s"] = num_selected(layer, seen)
         return self._values(unit, values)
 
     def _values(self, unit: PassUnit, values: Mapping[str, Value]) -> SymbolValues:

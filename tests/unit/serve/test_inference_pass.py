@@ -232,6 +232,16 @@ def test_slots_of_a_group_are_those_that_its_tokens_see(window: int | None, new:
     assert (slots, mean) == (cached + new - first, sum(seen) / new)
 
 
+@pytest.mark.parametrize(("new", "cached"), [(8, 0), (16, 0), (3, 2), (4, 32)])
+def test_tokens_see_their_own_chunk(new: int, cached: int) -> None:
+    """Of whole chunks, and in the first one, the mean is exact."""
+    seen = [(cached + i) % 8 + 1 for i in range(new)] if cached < 8 else [4.5]
+    group = SequenceGroup(kind="prefill", num_seqs=1, new_tokens=new, cached_tokens=cached)
+    slots, mean = slots_of_group(group, 8, "chunked")
+    assert mean == sum(seen) / len(seen)
+    assert slots <= cached + new
+
+
 def test_arrays_give_what_numbers_give() -> None:
     model = load_model("gpt-oss-120b")
     inference, degrees = inference_pass(model), instance_degrees(model, ServingLayout(tp=4))

@@ -24,7 +24,7 @@ from shardwise.values.symbolic import Symbol
 
 SLOTS = "Z"  # slots of the cache in each row
 SPAN = "span"  # the share of a row's slots that a new token sees, on average
-NUM_MASK_INPUTS = 5  # positions and sequences of tokens, those of slots, and the window
+NUM_MASK_INPUTS = 6  # positions and sequences of tokens, those of slots, the window, and the size of a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class CachedAttention(Operation):
     """Softmax attention of new tokens over a cache.
 
     Inputs: q [B, T, K, G, H], keys [B, Z, K, H] and values [B, Z, K, U]; positions and sequences of the tokens [B, T] and of
-    the slots [B, Z] (a sequence below zero: an empty slot), the window []; then sinks [K, G], if any, and with `is_sparse` the
-    slots that each query sees [B, T, s], or the numbers of blocks of slots of the size `selected_block` (`SelectSlots`).
-    Outputs: attended values [B, T, K, G, U] and log-sum-exp [B, T, K, G].
+    the slots [B, Z] (a sequence below zero: an empty slot), the window [] and the size of a chunk []; then sinks [K, G], if any,
+    and with `is_sparse` the slots that each query sees [B, T, s], or the numbers of blocks of slots of the size `selected_block`
+    (`SelectSlots`). Outputs: attended values [B, T, K, G, U] and log-sum-exp [B, T, K, G].
     The cache does not move: queries come to its sequences and heads. Slots are required unsharded.
     """
 

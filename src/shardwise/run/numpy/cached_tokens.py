@@ -21,6 +21,7 @@ from shardwise.model.operations import (
     PickTokens,
     SelectSlots,
 )
+from shardwise.model.operations.cached_tokens import NUM_MASK_INPUTS
 from shardwise.run.numpy.kernels import MASKED, add_sinks, expand_blocks, softmax_of_visible
 from shardwise.sharding import Mesh
 
@@ -58,7 +59,7 @@ class CachedTokensKernel:
     def _attention(self, operation: CachedAttention, arrays: list[Array]) -> tuple[Array, ...]:
         """Return attended values [B,T,K,G,U] and log-sum-exp [B,T,K,G]."""
         count = operation.num_queries + operation.num_cached
-        operands, mask, extras = arrays[:count], arrays[count : count + 5], arrays[count + 5 :]
+        operands, mask, extras = arrays[:count], arrays[count:][:NUM_MASK_INPUTS], arrays[count + NUM_MASK_INPUTS :]
         if isinstance(operation, LatentAttention):
             latent_q, rotary_q, latents, rotary_keys = operands
             scores = np.einsum("btkgc,bzc->bkgtz", latent_q, latents)
@@ -88,8 +89,8 @@ class CachedTokensKernel:
 
     def _select(self, operation: SelectSlots, arrays: list[Array]) -> Array:
         """Return the slots [B,T,s] with the largest scores, or the numbers of blocks [B,T,K,s]; -1 where there are fewer."""
-        q, keys, *weights = arrays[: len(arrays) - 5]
-        visible, count = visible_slots(*arrays[-5:]), self.sizes[operation.num_selected]
+        q, keys, *weights = arrays[:-NUM_MASK_INPUTS]
+        visible, count = visible_slots(*arrays[-NUM_MASK_INPUTS:]), self.sizes[operation.num_selected]
         if not operation.block:
             scores = np.einsum("bta,btaz->btz", *weights, np.maximum(np.einsum("btay,bzy->btaz", q, keys), 0.0))
             return largest_indices(np.where(visible, scores, -np.inf), count)
@@ -111,11 +112,19 @@ class CachedTokensKernel:
 
 
 def visible_slots(
-    positions: Array, sequences: Array, slot_positions: Array, slot_sequences: Array, window: Array
+    positions: Array, sequences: Array, slot_positions: Array, slot_sequences: Array, window: Array, chunk: Array
 ) -> Array:
-    """Return which slots each token sees [B,T,Z]: those of its sequence up to its own position, at most a window back."""
+    """Return which slots each token sees [B,T,Z]: those of its sequence up to its own position, at most a window back, and in its
+    own chunk of the sequence.
+
+    >>> positions, sequence = np.arange(4)[None], np.zeros((1, 4))
+    >>> visible_slots(positions, sequence, positions, sequence, np.array(2), np.array(3))[0].astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    """
     distance = positions[..., None] - slot_positions[:, None]
-    return np.array((sequences[..., None] == slot_sequences[:, None]) & (distance >= 0) & (distance < window))
+    same_chunk = (positions // chunk)[..., None] == (slot_positions // chunk)[:, None]
+    is_near = (distance >= 0) & (distance < window) & same_chunk
+    return np.array((sequences[..., None] == slot_sequences[:, None]) & is_near)
 
 
 def append_rows(cache: Array, rows: Array, slots: Array) -> Array:

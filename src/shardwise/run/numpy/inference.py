@@ -19,6 +19,7 @@ from shardwise.derive.inference_unit import InferenceScheme, InferenceUnit, deri
 from shardwise.model import Architecture
 from shardwise.model.inference_program import NEXT, cache_names
 from shardwise.model.operations import SLOTS
+from shardwise.model.structure import WindowKind
 from shardwise.run.numpy.collectives import Shards
 from shardwise.run.numpy.devices import MovedElements, VirtualDevices
 from shardwise.run.numpy.kernels import Router
@@ -85,7 +86,7 @@ class ServedModel:
         for layer, name in enumerate(self.layers):
             unit = derive_inference_unit(scheme, name)
             devices = stages[self.stage_of(layer)]
-            self._set_window(devices, self.architecture.attention_window(layer))
+            self._set_window(devices, self.architecture.attention_window(layer), unit.scheme.structure.window_kind)
             x, *_ = self._run_unit(devices, unit, f"layers.{layer}", {"x": x}).values()
         self.hidden = x
         head = derive_inference_unit(scheme, "head")
@@ -103,7 +104,7 @@ class ServedModel:
         """
         unit = derive_inference_unit(replace(self.scheme, absorbs_latent=absorbs_latent), "predict")
         devices = self._devices(tokens)
-        self._set_window(devices, None)
+        self._set_window(devices, None, "sliding")
         self.hidden, *_ = self._run_unit(devices, unit, "predict.0", {"x": self.hidden}).values()
         logits = unit.program.outputs[1]
         self.moved.update(devices.moved)
@@ -124,8 +125,11 @@ class ServedModel:
         }  # fmt: skip
         return devices
 
-    def _set_window(self, devices: VirtualDevices, window: int | None) -> None:
-        devices.constants["window"] = ((), np.array(window or UNLIMITED))
+    def _set_window(self, devices: VirtualDevices, window: int | None, kind: WindowKind) -> None:
+        """Set which tokens a layer's attention reaches: the last ones, those of a token's chunk, or all before it."""
+        for name, bounding_kind in (("window", "sliding"), ("chunk", "chunked")):
+            size = window if window and kind == bounding_kind else UNLIMITED
+            devices.constants[name] = ((), np.array(size))
 
     def _run_unit(
         self, devices: VirtualDevices, unit: InferenceUnit, path: str, inputs: Mapping[str, Shards]
