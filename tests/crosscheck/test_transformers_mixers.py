@@ -106,6 +106,16 @@ def _minimax() -> nn.Module:
     return _Lightning(module)
 
 
+def _xlstm() -> nn.Module:
+    from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
+
+    config = _config(
+        "xLSTMConfig", hidden_size=WIDTH, num_heads=3, num_hidden_layers=1, norm_eps=NORM_EPSILON, eps=1e-12, mode="train",
+        autocast_kernel_dtype="float32", chunk_size=POSITIONS, return_last_states=True,
+    )  # fmt: skip
+    return xLSTMLayer(config)
+
+
 def _bamba() -> nn.Module:
     config = _config(
         "BambaConfig", hidden_size=WIDTH, mamba_n_heads=6, mamba_d_head=4, mamba_n_groups=1, mamba_d_state=5, mamba_expand=2,
@@ -218,6 +228,18 @@ def _fixed_decays(heads: int) -> Any:
     return np.broadcast_to(-slopes, (SEQS, POSITIONS, heads))
 
 
+def _mlstm(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
+    heads, n, x = (mixer.dims[dim] for dim in "LNX")
+    modules = {"q": ("q", n), "k": ("k", n), "v": ("v", x), "z": ("ogate_preact", x)}
+    return {
+        **{f"w_{name}": stored[f"{m}.weight"].reshape(heads, width, WIDTH) for name, (m, width) in modules.items()},
+        **{f"w_{name}": stored[f"{name}gate_preact.weight"] for name in "if"},
+        **{f"{name}.bias": stored[f"{name}gate_preact.bias"] for name in "if"},
+        "norm.weight": stored["multihead_norm.weight"].reshape(heads, x),
+        "w_out": stored["out_proj.weight"].T.reshape(heads, x, WIDTH),
+    }  # fmt: skip
+
+
 def _mamba2(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     groups, per, n, x = (mixer.dims[d] for d in "LONX")
     heads, keys = ((groups, per), (groups, n)) if mixer.structure.has_groups else ((groups,), (n,))
@@ -303,6 +325,9 @@ JUDGES: dict[str, Judge] = {
         _minimax,
         RecurrentMixer(kind="lightning", num_heads=3, num_groups=3, key_dim=4, head_dim=4, conv_width=1),
         _lightning,
+    ),
+    "xLSTM": Judge(
+        _xlstm, RecurrentMixer(kind="mlstm", num_heads=3, num_groups=3, key_dim=2, head_dim=4, conv_width=1), _mlstm
     ),
     "Bamba": Judge(_bamba, RecurrentMixer(**MAMBA, norm="after_gate"), _mamba2),
     "Nemotron-H": Judge(

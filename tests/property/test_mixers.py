@@ -28,6 +28,7 @@ MIXERS = {
         kind="kimi_delta", num_heads=8, num_groups=8, full_rank_gates=True, bounded_decay=True, **SHAPE
     ),
     "lightning": RecurrentMixer(kind="lightning", num_heads=8, num_groups=8, **SHAPE),
+    "mlstm": RecurrentMixer(kind="mlstm", num_heads=8, num_groups=8, **SHAPE),
     "mamba2 groups": RecurrentMixer(
         kind="mamba2", num_heads=16, num_groups=4, norm="after_gate", conv_bias=True, projection_bias=True, **SHAPE
     ),

@@ -209,14 +209,19 @@ class _CachedMixerBuilder(MixerBuilder):
         super().__init__(builder, structure, prefix)
         self.caches = caches
 
-    def recurrence(self, rule: UpdateRule, operands: tuple[str, ...], values: Dims, *, rates: str | None = None) -> str:
+    def recurrence(
+        self, rule: UpdateRule, operands: tuple[str, ...], values: Dims, *, rates: str | None = None, name: str = "",
+        scales_queries: bool = False,
+    ) -> str:  # fmt: skip
         heads = tuple(dim for dim in values if dim != "X")
         width = values[len(heads) :]
-        before, after = self.caches.rest(f"{self.prefix}state", ("B", *heads, "N", *width), Role.RECURRENT_STATE)
-        out = self.tensor("scanned", (*TOKENS, *values))
+        before, after = self.caches.rest(f"{self.prefix}{name}state", ("B", *heads, "N", *width), Role.RECURRENT_STATE)
+        out = self.tensor(f"{name}scanned", (*TOKENS, *values))
         operands = (*operands, *([rates] if rates else []), before)
         return self.builder.add(
-            CachedRecurrence(operands, (out, after), rule, has_rates=bool(rates), scales_queries=rule == "delta")
+            CachedRecurrence(
+                operands, (out, after), rule, has_rates=bool(rates), scales_queries=scales_queries or rule == "delta"
+            )
         )
 
     def convolve_all(

@@ -5,13 +5,14 @@ Each mixes the normalised hidden state [B, T, D] along the sequence and gives a 
 - `gated_delta`: Gated DeltaNet (Yang et al. 2024; Qwen3-Next, Qwen3.5), with one decay for each head.
 - `kimi_delta`: Kimi Delta Attention (Kimi Team 2025), with a decay for each row of a head's state, and gates of low rank.
 - `lightning`: attention without a softmax, whose decays of each head are fixed (Qin et al. 2024; MiniMax-01).
+- `mlstm`: matrix memory with exponential gates, divided by what the same gates make of the keys (Beck et al. 2024, xLSTM).
 - `mamba2`: the state space model of Mamba-2 (Dao and Gu 2024; Nemotron-H, Granite 4, Falcon-H1, Bamba, Zamba2).
 - `mamba1`: the state space model of Mamba (Gu and Dao 2023; Jamba), with a state of width N for each channel.
 - `short_conv`: a gated short convolution (LFM2), without a state.
 
-Dims: L heads of keys (`gated_delta`, `kimi_delta`, `lightning`), groups of heads that share keys (`mamba2` with more than one
-group), heads (`mamba2` with one group) or channels (`mamba1`, `short_conv`), which tensor parallelism splits; O heads of values
-for each of these; N and X widths of a key and of a value, so that a state is N x X; n is as wide as N; W taps of the
+Dims: L heads of keys (`gated_delta`, `kimi_delta`, `lightning`, `mlstm`), groups of heads that share keys (`mamba2` with more
+than one group), heads (`mamba2` with one group) or channels (`mamba1`, `short_conv`), which tensor parallelism splits; O heads
+of values for each of these; N and X widths of a key and of a value, so that a state is N x X; n is as wide as N; W taps of the
 convolution, w the rows before; q the rank of gates and steps; c the tokens of a chunk.
 """
 
@@ -27,7 +28,7 @@ from shardwise.model.operations.recurrences import UpdateRule
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
 from shardwise.values import did_you_mean, raise_problems
 
-RecurrentKind = Literal["gated_delta", "kimi_delta", "lightning", "mamba2", "mamba1", "short_conv"]
+RecurrentKind = Literal["gated_delta", "kimi_delta", "lightning", "mlstm", "mamba2", "mamba1", "short_conv"]
 OutputNorm = Literal["none", "before_gate", "after_gate"]
 IS_BEFORE_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": True, "after_gate": False}
 IS_AFTER_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": False, "after_gate": True}
@@ -109,7 +110,7 @@ class RecurrentMixer:
             problems.append(
                 f"model: recurrent num_heads = {self.num_heads} is not a multiple of num_groups = {self.num_groups}"
             )
-        if not problems and self.kind in ("kimi_delta", "lightning") and self.num_heads != self.num_groups:
+        if not problems and self.kind in ("kimi_delta", "lightning", "mlstm") and self.num_heads != self.num_groups:
             problems.append(
                 f"model: {self.kind} has a key for each of num_heads = {self.num_heads} heads; num_groups = "
                 f"{self.num_heads} is required, found {self.num_groups}"
@@ -187,6 +188,7 @@ class MixerBuilder:
         mixers: Mapping[RecurrentKind, Callable[[str], str]] = {
             "gated_delta": self.gated_delta, "kimi_delta": self.kimi_delta, "mamba2": self.mamba2, "mamba1": self.mamba1,
             "short_conv": self.short_conv, "lightning": self.lightning,
+            "mlstm": self.mlstm,
         }  # fmt: skip
         with self.builder.in_part(ModelPart.RECURRENCE):
             return mixers[self.structure.kind](y)
@@ -234,6 +236,34 @@ class MixerBuilder:
         return self.project_out(
             self.elementwise("sigmoid_gate", [normed, self.project(y, "z", values)], "gated", values)
         )
+
+    def mlstm(self, y: str) -> str:
+        keys, values = ("L", "N"), ("L", "X")
+        q, k, v, gate = (
+            self.project(y, name, dims) for name, dims in (("q", keys), ("k", keys), ("v", values), ("z", values))
+        )
+        write, forget = (self.biased_gate(y, name) for name in ("i", "f"))
+        strength = self.elementwise("capped_exp", [write], "strength", ("L",), Role.STATISTIC)
+        decay = self.elementwise("capped_log_sigmoid", [forget], "decay", ("L",), Role.STATISTIC)
+        written = self.elementwise("multiply", [v, strength], "v_written", values)
+        read = self.recurrence("additive", (q, k, written, decay), values, scales_queries=True)
+        total = self.recurrence("additive", (q, k, strength, decay), ("L",), name="total_", scales_queries=True)
+        out = self.elementwise("bounded_divide", [read, total], "divided", values)
+        return self.project_out(self.elementwise("sigmoid_gate", [self.layer_norm(out), gate], "gated", values))
+
+    def biased_gate(self, y: str, name: str) -> str:
+        logits, bias = self.project(y, name, ("L",)), self.weight(f"{name}.bias", ("L",))
+        return self.elementwise("add_vector", [logits, bias], f"{name}_biased", ("L",))
+
+    def layer_norm(self, x: str) -> str:
+        """Add LayerNorm of each head, whose weights differ from head to head."""
+        dims = self.builder.tensors[x].dims[2:]
+        sums = [
+            self.elementwise(function, [x], f"norm.{name}", dims[:-1], Role.STATISTIC)
+            for function, name in (("sum", "sum"), ("sum_square", "squares"))
+        ]
+        weight = self.builder.weight(f"{self.prefix}norm.weight", dims, part=ModelPart.NORM)
+        return self.elementwise("layer_norm", [x, *sums, weight], "norm.out", dims, over=dims[-1:])
 
     def mamba2(self, y: str) -> str:
         groups: Dims = ("L",) if self.structure.has_groups else ()
@@ -290,7 +320,10 @@ class MixerBuilder:
     def delta_rule(self, q: str, k: str, v: str, decay: str, beta: str) -> str:
         return self.recurrence("delta", (q, k, v, decay, beta), self.builder.tensors[v].dims[2:])
 
-    def recurrence(self, rule: UpdateRule, operands: tuple[str, ...], values: Dims, *, rates: str | None = None) -> str:
+    def recurrence(
+        self, rule: UpdateRule, operands: tuple[str, ...], values: Dims, *, rates: str | None = None, name: str = "",
+        scales_queries: bool = False,
+    ) -> str:  # fmt: skip
         """Add what each segment of the sequence makes of a state, and the recurrence that starts from the segments before.
 
         `rates` are those by which steps, the last operand, decay the rows of a state.
@@ -300,14 +333,20 @@ class MixerBuilder:
         rows, width = ("B", SEGMENTS), values[len(heads) :]
         transition = (*rows, *heads, "N", "n") if rule == "delta" else (*rows, *decay)
         segments = (
-            self.tensor("state", (*rows, *heads, "N", *width), Role.STATISTIC),
-            self.tensor("transition", transition, Role.STATISTIC),
+            self.tensor(f"{name}state", (*rows, *heads, "N", *width), Role.STATISTIC),
+            self.tensor(f"{name}transition", transition, Role.STATISTIC),
         )
         operands = (*operands, *([rates] if rates else []))
         self.builder.add(SegmentState(operands[1:], segments, rule, has_rates=bool(rates)))
-        out = self.tensor("scanned", (*TOKENS, *values))
+        out = self.tensor(f"{name}scanned", (*TOKENS, *values))
         return self.builder.add(
-            Recurrence((*operands, *segments), (out,), rule, has_rates=bool(rates), scales_queries=rule == "delta")
+            Recurrence(
+                (*operands, *segments),
+                (out,),
+                rule,
+                has_rates=bool(rates),
+                scales_queries=scales_queries or rule == "delta",
+            )
         )
 
     def convolve_all(

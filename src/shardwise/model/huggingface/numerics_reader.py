@@ -39,7 +39,7 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "routed_scaling_factor": 1.0, "alibi": False, "clip_qkv": None, "no_rope_layers": None, "quantization_config": None,
     "use_bidirectional_attention": False, "scale_attn_by_inverse_layer_idx": False,
     "attn_logit_softcapping": None, "final_logit_softcapping": None, "topk_method": "greedy", "mup_enabled": False,
-    "attention_value_scale": 1.0, "moe_router_logit_softcapping": 0.0,
+    "attention_value_scale": 1.0, "output_logit_soft_cap": None, "moe_router_logit_softcapping": 0.0,
 }  # fmt: skip
 
 

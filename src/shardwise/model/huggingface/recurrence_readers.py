@@ -55,6 +55,19 @@ def _read_lightning(config: TrackedConfig) -> MixerFields:
     }  # fmt: skip
 
 
+def _read_mlstm(config: TrackedConfig) -> MixerFields:
+    heads, width = read_first("num_heads")(config), read_d_model(config)
+    key_width, value_width = (int(width * read_optional(default, key)(config)) for key, default in (
+        ("qk_dim_factor", 0.5), ("v_dim_factor", 1.0)
+    ))  # fmt: skip
+    if key_width % heads or value_width % heads:
+        raise ValueError(f"widths of {key_width} and {value_width} do not divide over {heads} heads")
+    return {
+        "kind": "mlstm", "num_heads": heads, "num_groups": heads, "key_dim": key_width // heads, "head_dim": value_width // heads,
+        "conv_width": 1, "chunk": read_first("chunk_size")(config),
+    }  # fmt: skip
+
+
 # Keys of Mamba-2's sizes: those of Bamba and Granite 4, of Nemotron-H, of Mamba-2's own models.
 MAMBA2_KEYS: Mapping[str, tuple[str, ...]] = {
     "num_heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"), "head_dim": ("mamba_d_head", "mamba_head_dim", "head_dim"),
@@ -128,7 +141,7 @@ def _read_short_conv(config: TrackedConfig) -> MixerFields:
 
 RECURRENCE_READERS: Mapping[str, FieldReader] = {
     "gated_delta": _read_gated_delta, "kimi_delta": _read_kimi_delta, "bailing_delta": _read_bailing_delta,
-    "lightning": _read_lightning, "mamba2": _read_mamba2,
+    "lightning": _read_lightning, "mlstm": _read_mlstm, "mamba2": _read_mamba2,
     "expanded_mamba2": _read_expanded_mamba2, "falcon_mamba2": _read_falcon_mamba2, "mamba1": _read_mamba1,
     "pure_mamba": _read_pure_mamba, "jamba": _read_jamba, "short_conv": _read_short_conv,
 }  # fmt: skip

@@ -65,6 +65,19 @@ def _read_width_of_heads(config: TrackedConfig) -> Any:
     return width
 
 
+def _read_dots_shared_width(config: TrackedConfig) -> Any:
+    """Return the width of Dots 3's shared experts together, which may differ from that of the others."""
+    width = config.first("moe_shared_expert_intermediate_size", "shared_experts_intermediate_size")
+    return read_first("n_shared_experts")(config) * width
+
+
+def _read_xlstm_width(config: TrackedConfig) -> Any:
+    """Return the width of xLSTM's MLP: a multiple of the model's, rounded up to a multiple of a number."""
+    width = int(SIZE_READERS["d_model"](config) * read_first("ffn_proj_factor")(config))
+    multiple = read_first("ffn_round_up_to_multiple_of")(config)
+    return -(-width // multiple) * multiple
+
+
 SLIDING_DEFAULTS = {
     "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "head_dim": 256,
     "qk_nope_head_dim": 192, "v_head_dim": 128,
@@ -100,6 +113,7 @@ VARIANT_READERS: Mapping[str, FieldReader] = {
     "laguna_gate": _read_laguna_gate, "doubled_kv_heads": _read_doubled_kv_heads,
     "halved_heads": _read_halved("num_attention_heads"), "halved_kv_heads": _read_halved("num_key_value_heads"),
     "doubled_width": _read_doubled_width, "halved_width": _read_halved_width, "width_of_heads": _read_width_of_heads,
+    "xlstm_width": _read_xlstm_width, "dots_shared_width": _read_dots_shared_width,
     "padded_rows": _read_padded_rows,
     "half_window": _read_half_window, "sliding_width": _read_sliding_width, "sliding_heads": _read_sliding("num_attention_heads"),
     "sliding_query_rank": _read_sliding("q_lora_rank"), "sliding_rank": _read_sliding("kv_lora_rank"),

@@ -175,6 +175,16 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
         flops_per_element=3,
         runnable=False,
     ),
+    # Gates of matrix memories, of logits capped at 15, and their division by at least one (Beck et al. 2024; xLSTM-7B's code)
+    "capped_exp": ElementwiseFunction((FunctionGradient("capped_exp_dx", (0,)),), flops_per_element=6, runnable=False),
+    "capped_log_sigmoid": ElementwiseFunction(
+        (FunctionGradient("capped_log_sigmoid_dx", (0,)),), flops_per_element=8, runnable=False
+    ),
+    "bounded_divide": ElementwiseFunction(
+        (FunctionGradient("bounded_divide_dx", (1,)), FunctionGradient("bounded_divide_dtotal", (0, 1))),
+        flops_per_element=3,
+        runnable=False,
+    ),
     # Decays between 1 and the exponential of a bound: bound * sigmoid(exp(rate) * x) (Ling 3.0; its code's safe gate)
     "bounded_decay": ElementwiseFunction(
         (FunctionGradient("bounded_decay_dx", (0, 1)), FunctionGradient("bounded_decay_drate", (0, 1))),

@@ -108,6 +108,7 @@ def _gelu_slope(x: Array) -> Array:
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
 
 
+GATE_CAP = 15.0  # of the logits of gates. Source: gate_soft_cap of xLSTM-7B's config
 DECAY_BOUND = -5.0  # of the logarithm of a bounded decay. Source: kda_lower_bound of Ling 3.0's config
 DIFFERENTIAL_START = (
     0.2  # the constant in the factor of the first layer. Source: lambda_init_fn of transformers' DiffLlama
@@ -213,6 +214,17 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "log_decay": lambda step, rate, width: -np.exp(rate) * step,
     "log_decay_dstep": lambda dy, rate, width: -np.exp(rate) * dy,
     "log_decay_drate": lambda dy, step, rate, width: -np.exp(rate) * step * dy,
+    "capped_exp": lambda x, width: np.exp(GATE_CAP * np.tanh(x / GATE_CAP)),
+    "capped_exp_dx": lambda dy, x, width: (
+        dy * np.exp(GATE_CAP * np.tanh(x / GATE_CAP)) * (1.0 - np.tanh(x / GATE_CAP) ** 2)
+    ),
+    "capped_log_sigmoid": lambda x, width: -np.logaddexp(0.0, -GATE_CAP * np.tanh(x / GATE_CAP)),
+    "capped_log_sigmoid_dx": lambda dy, x, width: (
+        dy * _sigmoid(-GATE_CAP * np.tanh(x / GATE_CAP)) * (1.0 - np.tanh(x / GATE_CAP) ** 2)
+    ),
+    "bounded_divide": lambda x, total, width: x / np.maximum(np.abs(total), 1.0),
+    "bounded_divide_dx": lambda dy, total, width: dy / np.maximum(np.abs(total), 1.0),
+    "bounded_divide_dtotal": lambda dy, x, total, width: -dy * x * np.sign(total) * (np.abs(total) > 1.0) / total**2,
     "bounded_decay": lambda x, rate, width: DECAY_BOUND * _sigmoid(np.exp(rate) * x),
     "bounded_decay_dx": lambda dy, x, rate, width: dy * DECAY_BOUND * _sigmoid_slope(np.exp(rate) * x) * np.exp(rate),
     "bounded_decay_drate": lambda dy, x, rate, width: (
