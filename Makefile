@@ -59,7 +59,7 @@ quick: setup
 
 # The fit to the published runs and its folds, made again: what the package, the README and docs/accuracy.md say of it.
 accuracy: setup
-	$(BIN)/python -m pytest -m matrix tests/unit/calibrate/test_published_fit.py
+	$(BIN)/python -m pytest -m matrix tests/unit/calibrate/test_published_fit.py tests/unit/serve/test_serving_fit.py
 
 check: setup
 	$(BIN)/ruff check .

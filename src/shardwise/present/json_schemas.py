@@ -82,7 +82,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "figures": ("present.figures.figure:FigurePayload", "present.figures.figure:FiguresPayload"),
     "validate": (
         "measure.calibrate.payloads:ValidationRecord", "measure.calibrate.payloads:FoldsRecord",
-        "measure.calibrate.payloads:RankedLayoutsRecord",
+        "measure.calibrate.payloads:RankedLayoutsRecord", "measure.serving.serving_validation:ServingValidation",
     ),
     "bench": (
         "measure.microbenchmarks.benchmark_lines:BenchmarkResult", "measure.microbenchmarks.machine_benchmark:MachineRecord",

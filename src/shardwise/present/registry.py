@@ -146,6 +146,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "RankedLayouts": ResultFunctions(
         "present.reports.calibration:groups_report", "measure.calibrate.payloads:RankedLayoutsRecord.of"
     ),
+    "ServingValidation": ResultFunctions("present.reports.serving_accuracy:serving_accuracy_report"),
 }
 
 

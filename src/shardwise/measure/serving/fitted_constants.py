@@ -25,7 +25,7 @@ from shardwise.serve.serving_constants import CONSTANT_NAMES, ENGINE_CONSTANTS
 from shardwise.serve.steady_state import INTERVAL_DEVIATIONS
 
 Array = NDArray[np.float64]
-QUANTILE = 0.92  # of errors with a family left out that a 90% interval reaches: classes inside a cell differ
+QUANTILE = 0.91  # of errors with a family left out that a 90% interval reaches: classes inside a cell differ
 POOLED_ROWS = 10.0  # a cell of an engine is drawn towards all cells by as many rows
 HEADER = (
     "# Constants of serving engines, fitted to measure/serving/serving_rows.csv; measure.serving.fitted_constants makes this.",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         MachineResult,
         PublishedFit,
         RankedLayouts,
+        ServingValidation,
     )
 
 BenchmarkKind = Literal["matmul", "memory", "attention", "collectives", "all", "machine"]
@@ -227,6 +228,11 @@ def validate_groups(progress: Progress = ignore_progress) -> RankedLayouts:
     return measure.rank_published_layouts(progress)
 
 
+def validate_serving(progress: Progress = ignore_progress) -> ServingValidation:
+    """Predict published serving configurations, with families, chips, engines and sources left out in turn."""
+    return measure.validate_serving_rows(progress)
+
+
 def _refuse_beside(flag: str, names: Sequence[str]) -> Any:
     """Return a check that raises `InputError` for arguments beside a flag that has no use for them."""
 
@@ -253,11 +259,16 @@ never read by a prediction. Runs of quality A and A- count, each 1 over the numb
         "shardwise validate --chip h100 --source dgxc --plot h100.svg",
         "shardwise validate --rows mine.csv --json",
         "shardwise validate --groups",
+        "shardwise validate --serving",
     ),
     switches={
         "folds": Argument(
             flag="--folds", group="judgement", parse=bool,
             help="fit without some of the runs and predict these: a new model, a new lab, a lab with three runs given (a minute)",
+        ),
+        "serving": Argument(
+            flag="--serving", group="judgement", parse=bool,
+            help="latencies of published serving configurations, with families, chips and engines left out in turn (a minute)",
         ),
         "groups": Argument(
             flag="--groups", group="judgement", parse=bool,
@@ -265,6 +276,11 @@ never read by a prediction. Runs of quality A and A- count, each 1 over the numb
         ),
     },
     modes=(
+        Mode(
+            function=validate_serving,
+            applies=lambda arguments: "serving" in arguments,
+            check=_refuse_beside("--serving", ("chip", "source", "rows", "plot", "bound", "folds", "groups", "report")),
+        ),
         Mode(
             function=validate_groups,
             applies=lambda arguments: "groups" in arguments,

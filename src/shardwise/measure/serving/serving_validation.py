@@ -1,0 +1,213 @@
+"""Predictions of published serving configurations beside what was measured: errors, coverage of intervals, picks under limits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.measure.serving.fitted_constants import fit_everything, prediction_cells
+from shardwise.measure.serving.serving_fit import FoldPredictions, RowTable
+from shardwise.measure.serving.serving_rows import ServingRow, published_serving_rows, row_architecture
+from shardwise.serve.serving_constants import constants_file
+from shardwise.serve.steady_state import INTERVAL_DEVIATIONS, latency_within
+from shardwise.values import Payload, Progress, ignore_progress
+
+Array = NDArray[np.float64]
+FEWEST_CONFIGURATIONS = 6  # of a group that picks are made in
+FEWEST_ROWS = 200  # of a class that coverage is stated of
+TPOT_LIMITS_S = (0.01, 0.02, 0.03, 0.05)
+SLACK = 1.05  # a pick breaks a limit beyond this multiple of it
+CLASSES = ("engine", "chip", "model", "source", "kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingErrors(Payload):
+    """Relative errors of one latency: `median`, `mean` and 90th percentile."""
+
+    num_rows: int
+    median: float
+    mean: float
+    percentile_90: float
+
+    @classmethod
+    def of(cls, residuals: Array) -> ServingErrors:
+        """Return the errors of logarithms of predictions over measurements."""
+        errors = np.abs(np.expm1(residuals))
+        return cls(
+            num_rows=len(errors), median=float(np.median(errors)), mean=float(errors.mean()),
+            percentile_90=float(np.percentile(errors, 90)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFold(Payload):
+    """Errors with all rows of a family, a chip, an engine or a source left out in turn (`fold`)."""
+
+    fold: str
+    tpot: ServingErrors
+    ttft: ServingErrors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCoverage(Payload):
+    """Share of a class of rows, `key` = `value`, that lies in its 90% intervals where its model's family is left out."""
+
+    key: str
+    value: str
+    num_rows: int
+    tpot: float
+    ttft: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingChoice(Payload):
+    """Picks of most tokens per second and device under a limit on TPOT, the family left out: `num_groups` have a pick, of which
+    `num_broken` break the limit by more than 5%; the others lose `mean_regret` of the best throughput within the limit. In
+    `num_without_pick` groups none is predicted to meet it though one does."""
+
+    limit_s: float
+    num_groups: int
+    num_broken: int
+    num_without_pick: int
+    mean_regret: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingValidation(Payload):
+    """Predictions of the published serving rows, by the package's constants (`fitted`) and with rows left out."""
+
+    SCHEMA = "shardwise.validate.serving/1"
+    num_rows: int
+    fitted: ServingFold
+    folds: Sequence[ServingFold]
+    coverage: Sequence[ServingCoverage]
+    choices: Sequence[ServingChoice]
+
+
+def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValidation:
+    """Return errors, coverage and picks of the published serving rows."""
+    progress("serving rows: one table of all")
+    table = RowTable.of(published_serving_rows())
+    progress("serving rows: constants without each family, chip, engine and source")
+    fitted, folds = fit_everything(table)
+    known_tpot, known_ttft = np.zeros(len(table.rows)), np.zeros(len(table.rows))
+    for stack in table.stacks:
+        factors = [
+            replace(stack.engine, release=row.release_name).release_factor(row.chip, row.expert_or_weight_format)
+            for row in (table.rows[position] for position in stack.index)
+        ]
+        state = stack.solve(
+            stack.engine.constants, np.array([f.pass_factor for f in factors]),
+            np.array([f.first_token_factor for f in factors]),
+        )  # fmt: skip
+        known_tpot[stack.index], known_ttft[stack.index] = state.tpot_s, state.ttft_s
+    family = folds["family"]
+    spreads = row_spreads(table, prediction_cells(table, fitted, "tpot"), prediction_cells(table, fitted, "ttft"))
+    return ServingValidation(
+        num_rows=len(table.rows),
+        fitted=ServingFold(
+            fold="none", tpot=ServingErrors.of(np.log(known_tpot / table.tpot_s)),
+            ttft=ServingErrors.of(np.log(known_ttft / table.ttft_s)),
+        ),
+        folds=[
+            ServingFold(fold=name, tpot=ServingErrors.of(fold.tpot), ttft=ServingErrors.of(fold.ttft))
+            for name, fold in folds.items()
+        ],
+        coverage=_coverage(table, family, spreads),
+        choices=[_choose(table, family, spreads[0], limit_s) for limit_s in TPOT_LIMITS_S],
+    )  # fmt: skip
+
+
+Cells = Sequence[tuple[str, str, int]]
+
+
+def row_spreads(table: RowTable, tpot_cells: Cells, ttft_cells: Cells) -> tuple[Array, Array]:
+    """Return the deviations of the logarithms of each row's latencies."""
+    spreads = constants_file()["spreads"]
+    tpot, ttft = (
+        np.array([spreads[name][engine][kind][cell] for engine, kind, cell in cells])
+        for name, cells in (("tpot", tpot_cells), ("ttft", ttft_cells))
+    )
+    return tpot, ttft
+
+
+def row_class(row: ServingRow, key: str) -> str:
+    """Return the class of a row by a key of `CLASSES`."""
+    if key == "kind":
+        return "experts" if row_architecture(row.model).num_experts else "dense"
+    return str(getattr(row, key))
+
+
+def _coverage(table: RowTable, fold: FoldPredictions, spreads: tuple[Array, Array]) -> list[ServingCoverage]:
+    inside_tpot, inside_ttft = (
+        np.abs(residuals) <= INTERVAL_DEVIATIONS * spread
+        for residuals, spread in zip((fold.tpot, fold.ttft), spreads, strict=True)
+    )
+    classes = []
+    for key in CLASSES:
+        values = np.array([row_class(row, key) for row in table.rows])
+        for value in sorted(set(values)):
+            rows = values == value
+            if rows.sum() >= FEWEST_ROWS:
+                classes.append(
+                    ServingCoverage(
+                        key=key,
+                        value=str(value),
+                        num_rows=int(rows.sum()),
+                        tpot=float(inside_tpot[rows].mean()),
+                        ttft=float(inside_ttft[rows].mean()),
+                    )
+                )
+    return classes
+
+
+def _choose(table: RowTable, fold: FoldPredictions, spread: Array, limit_s: float) -> ServingChoice:
+    """Return how picks under a limit do, in groups of rows that differ in layout and concurrency alone."""
+    predicted_tpot, predicted_ttft = table.tpot_s * np.exp(fold.tpot), table.ttft_s * np.exp(fold.ttft)
+    high = predicted_tpot * np.exp(INTERVAL_DEVIATIONS * spread)
+    meets = latency_within(limit_s, predicted_tpot, predicted_tpot, high)
+    predicted = _throughput(table, predicted_tpot, predicted_ttft)
+    measured = _throughput(table, table.tpot_s, table.ttft_s)
+    num_groups = num_broken = num_without_pick = 0
+    regrets = []
+    for rows in alike_rows(table.rows).values():
+        feasible = table.tpot_s[rows] <= limit_s
+        if len(rows) < FEWEST_CONFIGURATIONS or not feasible.any():
+            continue
+        if not meets[rows].any():
+            num_without_pick += 1
+            continue
+        num_groups += 1
+        candidates = rows[meets[rows]]
+        pick = candidates[np.argmax(predicted[candidates])]
+        if table.tpot_s[pick] > SLACK * limit_s:
+            num_broken += 1
+        else:
+            regrets.append(max(1.0 - measured[pick] / measured[rows][feasible].max(), 0.0))
+    return ServingChoice(
+        limit_s=limit_s, num_groups=num_groups, num_broken=num_broken, num_without_pick=num_without_pick,
+        mean_regret=float(np.mean(regrets)) if regrets else 0.0,
+    )  # fmt: skip
+
+
+def _throughput(table: RowTable, tpot_s: Array, ttft_s: Array) -> Array:
+    """Return output tokens per second and device."""
+    osl, concurrency, devices = (
+        np.array(values)
+        for values in zip(*((row.mean_osl, row.concurrency, row.layout.num_devices) for row in table.rows), strict=True)
+    )
+    throughput: Array = concurrency * osl / (ttft_s + osl * tpot_s) / devices
+    return throughput
+
+
+def alike_rows(rows: Sequence[ServingRow]) -> Mapping[tuple[object, ...], NDArray[np.int64]]:
+    """Return the positions of rows that differ in layout and concurrency alone."""
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for position, row in enumerate(rows):
+        key = row.model, row.chip, row.engine, row.release_name, row.formats, row.isl, row.osl, row.mtp_tokens
+        groups[key].append(position)
+    return {key: np.array(positions, dtype=np.int64) for key, positions in groups.items()}
