@@ -19,6 +19,7 @@ from shardwise.model.block_parts import HIDDEN
 from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.numerics import ROTARY_BASE
 from shardwise.model.program import Program, ProgramBuilder, Role
+from shardwise.model.residual_streams import residual_dims
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.run.numpy.kernels import Router
 from shardwise.sharding import Mesh
@@ -31,9 +32,10 @@ Arrays = Mapping[str, Any]
 
 
 def run_part(architecture: Architecture, part: str, weights: Arrays, x: Any, router: Router | None = None) -> Any:
-    """Return what a method of the block's builder gives for a normalised hidden state on one device."""
+    """Return what a method of the block's builder gives for a normalised hidden state, or for residual streams, on one device."""
+    hidden = HIDDEN if x.ndim == 3 else residual_dims(has_streams=True)
     builder = ProgramBuilder()
-    out = getattr(BlockBuilder(builder, architecture, ""), part)(builder.input("y", HIDDEN, Role.CONSTANT))
+    out = getattr(BlockBuilder(builder, architecture, ""), part)(builder.input("y", hidden, Role.CONSTANT))
     squares = builder.elementwise("sum_square", [out], "squares", ("B", "T"), Role.STATISTIC)
     scale = builder.input("loss_scale", (), Role.CONSTANT)
     program = builder.build([builder.elementwise("scaled_sum", [squares, scale], "loss", (), Role.STATISTIC)])
@@ -43,13 +45,16 @@ def run_part(architecture: Architecture, part: str, weights: Arrays, x: Any, rou
 def run_program(
     architecture: Architecture, program: Program, result: str, weights: Arrays, x: Any, router: Router | None = None
 ) -> Any:  # fmt: skip
-    """Return one result of a program of the hidden state `x` or `y` on one device."""
+    """Return one result of a program of the hidden state `x` or `y` on one device. Constants may be among the weights."""
+    constants = {name: array for name, array in weights.items() if program.tensors[name].role is Role.CONSTANT}
+    weights = {name: array for name, array in weights.items() if name not in constants}
     assert set(weights) == set(program.weights)
     unit = derive_unit("whole", program, ShardingScheme.unsharded(architecture.structure))
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
     devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), sizes, router=router or Router())
     devices.constants = {
-        "y": (HIDDEN, x),
+        **{name: (program.dims(name), array) for name, array in constants.items()},
+        **({"y": (program.dims("y"), x)} if "y" in program.inputs else {}),
         "loss_scale": ((), np.array(1.0)),
         "positions": (("T",), np.arange(POSITIONS)),
         "targets": (("B", "T"), np.zeros((SEQS, POSITIONS), dtype=int)),

@@ -14,7 +14,7 @@ import numpy as np
 from schemes import scheme_of
 
 from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units
-from shardwise.derive.tensor_specs import hidden_spec, state_resting_spec
+from shardwise.derive.tensor_specs import state_resting_spec, token_spec
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import model_program
@@ -33,7 +33,6 @@ from shardwise.values.symbolic import SymbolValues
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 TOLERANCE = 1e-12
-HIDDEN = ("B", "T", "D")
 Change = Callable[[ShardedUnit], ShardedUnit]
 Moves = Mapping[str, Mapping[Any, int]]  # by scope; elements by kind and axes
 
@@ -159,7 +158,11 @@ class Case:
             found[f"{prefix}ids"] = self.ids(rng, tokens, sizes["V"])
             found[f"{prefix}targets"] = rng.integers(sizes["V"], size=tokens)
             found[f"{prefix}loss_scale"] = np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches))
-        return {name: array[..., self.order(sizes["T"])] if array.ndim else array for name, array in found.items()}
+        batch = {name: array[..., self.order(sizes["T"])] if array.ndim else array for name, array in found.items()}
+        if any(layer.hashed_experts for layer in self.architecture.layer_architectures.values()):
+            choices = rng.permuted(np.broadcast_to(np.arange(sizes["E"]), (*tokens, sizes["E"])), axis=-1)
+            batch["hashed_experts"] = choices[..., : sizes["k"]]
+        return batch
 
     def order(self, length: int) -> Any:
         """Positions of the sequence as the ranks along cp have them."""
@@ -220,7 +223,9 @@ class StrictDevices(VirtualDevices):
         )
         weights = {(name, forward.specs[name]) for name in unit.weights}
         hidden = {
-            (name, forward.specs[name]) for name in forward.program.inputs if forward.program.dims(name) == HIDDEN
+            (name, forward.specs[name])
+            for name in forward.program.inputs
+            if forward.program.tensors[name].role is Role.RESIDUAL
         }
         losses = set() if forward.program.dims(output) else {(output, forward.specs[output])}
         summed = {(output, loss_spec(unit))} if losses else set()
@@ -370,7 +375,7 @@ class _Chain:
             devices.live_shards[f"d.{output}", unit.forward.specs[output]] = dx
             devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
-                assert unit.backward.specs[name] == hidden_spec(self.scheme)
+                assert unit.backward.specs[name] == token_spec(self.scheme, unit.backward.program.dims(name))
                 dx = devices.live_shards[name, unit.backward.specs[name]]
         for (unit, _, devices), earlier in zip(self.links, held, strict=True):
             for name, shards in earlier.items():

@@ -28,6 +28,12 @@ class KvCache:
     architecture: Architecture
     dtype: str = "bf16"
 
+    def __post_init__(self) -> None:
+        if any(layer.shared_keys for layer, _ in self._kinds):
+            raise InputError(
+                f"model {self.architecture.name}: the cache of compressed keys is not known here; another model is required"
+            )
+
     @property
     def layers(self) -> tuple[tuple[Architecture, int], ...]:
         """Layers with attention: the model with all layers of a kind, and how many of that kind there are."""

@@ -26,11 +26,11 @@ from shardwise.derive.sharded_program import (
 )
 from shardwise.derive.tensor_specs import (
     gradient_resting_spec,
-    hidden_spec,
     immediate_specs,
     input_specs,
     optimizer_resting_spec,
     state_resting_spec,
+    token_spec,
     ulysses_specs,
     use_specs,
     weight_resting_spec,
@@ -147,7 +147,8 @@ def _shard_backward(
     weight_gradients = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
     gradients = {w: g for w, g in weight_gradients.items() if w not in BORROWED_WEIGHTS.get(name, ())}
     final: dict[str, FinalSpec] = {g: partial(gradient_resting_spec, scheme) for g in gradients.values()}
-    final |= {g: hidden_spec(scheme) for w, g in transposed.gradients.items() if w not in weight_gradients}
+    hidden = (name for name in transposed.gradients if name not in weight_gradients)
+    final |= {transposed.gradients[name]: token_spec(scheme, forward.program.dims(name)) for name in hidden}
     operations = (*recompute.operations, *program.operations)
     use = use_specs(scheme, forward.program)
     weights_used = forward.program.weights if name in UNITS_WITH_IMMEDIATE_BACKWARD else ()

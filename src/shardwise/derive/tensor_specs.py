@@ -130,7 +130,7 @@ def input_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
         if tensor.role is Role.WEIGHT:
             specs[name] = weight_resting_spec(scheme, tensor.dims)
         elif tensor.role is Role.RESIDUAL:
-            specs[name] = hidden_spec(scheme)
+            specs[name] = token_spec(scheme, tensor.dims)
         else:
             specs[name] = token_spec(scheme, tensor.dims)
     return specs

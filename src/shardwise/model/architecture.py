@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardwise.model.adapters import absent_modules, expand_lora_targets
-from shardwise.model.attended_shares import attended_shares, mean_attended_share
+from shardwise.model.attended_shares import attended_shares, mean_attended_share, scan_shares
 from shardwise.model.layer_pattern import (
     BASE_LAYER,
     DENSE_LAYER,
@@ -22,6 +22,7 @@ from shardwise.model.layer_pattern import (
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.model.omitted_parts import OmittedPart
 from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence
+from shardwise.model.residual_streams import stream_dims
 from shardwise.model.size_rules import combination_problems, kind_problems
 from shardwise.model.structure import (
     ACTIVATION_WEIGHTS,
@@ -46,6 +47,7 @@ OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
     "index_heads", "index_head_dim", "index_topk", "index_block", "expert_latent_dim", "embedding_rows", "norm_gate_rank",
+    "num_streams", "output_rank", "compress_window",
 )  # fmt: skip
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
@@ -73,12 +75,16 @@ class Architecture:
     (MiniMax-M3). Experts with an `expert_latent_dim` read and write a latent of that width. A
     `recurrence` mixes the tokens beside the `mixer`, or in place of attention where that is "none".
     `embedding_rows` are those of the embedding where it has more than the head (0: as many). `norm_gate_rank` is the width of
-    the MLP whose sigmoid gates a norm. A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of
-    the two. "mlp_and_experts" are an MLP of width `dense_d_ff` beside experts, whose router has a norm of its own (Gemma 4).
-    Layers that differ are kinds:
-    `layer_kinds` gives by name the fields in which a kind differs from all the others here, those of the base layer, and
-    `layer_pattern` says which kind each layer is, "block" for the base layer (`model.layer_pattern`); modules of multi-token
-    prediction are base layers. If any layer has experts, the base layer has.
+    the MLP whose sigmoid gates a norm.
+    With `num_streams` the residual stream is so many (hyper-connections). With `shared_keys` one head of keys, which are its
+    values as well, serves all heads; `num_kv_heads` are then the groups of heads that have an output product each, to
+    `output_rank`; compressed keys stand for `compress_window` tokens each (0: none), or for twice as many in
+    `overlapping_windows`, of which the indexer selects some where there is one; `hashed_experts` are chosen by the token
+    (DeepSeek-AI 2026, DeepSeek-V4). A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of the
+    two. "mlp_and_experts" are an MLP of width `dense_d_ff` beside experts, whose router has a norm of its own (Gemma 4).
+    Layers that differ are kinds: `layer_kinds` gives by name the fields in which a kind differs from all the others here,
+    those of the base layer, and `layer_pattern` says which kind each layer is, "block" for the base layer
+    (`model.layer_pattern`); modules of multi-token prediction are base layers. If any layer has experts, the base layer has.
     With a `lora_rank` the matrices `lora_targets` (`model.adapters`; those that the model lacks are skipped) have adapters of
     that rank, and only these are trained (LoRA, Hu et al. 2021): a product W x becomes W x + B A x. Raises `InputError` with
     every size that is wrong or does not go with the others.
@@ -149,6 +155,12 @@ class Architecture:
     value_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
     values_from_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_scales: bool = field(default=False, metadata=OMIT_DEFAULT)
+    num_streams: int = field(default=0, metadata=OMIT_DEFAULT)
+    shared_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
+    output_rank: int = field(default=0, metadata=OMIT_DEFAULT)
+    compress_window: int = field(default=0, metadata=OMIT_DEFAULT)
+    overlapping_windows: bool = field(default=False, metadata=OMIT_DEFAULT)
+    hashed_experts: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_latent_dim: int = field(default=0, metadata=OMIT_DEFAULT)
     attention_gate_function: GateFunction = field(default="sigmoid", metadata=OMIT_DEFAULT)
     pre_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
@@ -243,7 +255,7 @@ class Architecture:
             **shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers), indexer=bool(self.index_topk),
-            block_indexer=bool(self.index_block),
+            block_indexer=bool(self.index_block), streams=bool(self.num_streams), compressed_keys=bool(self.compress_window),
             latent_experts=bool(self.expert_latent_dim),
             separate_values=bool(self.v_head_dim and not self.kv_lora_rank), norm_gates=bool(self.norm_gate_rank),
             recurrence=None if self.recurrence is None else self.recurrence.structure,
@@ -344,6 +356,8 @@ class Architecture:
                 if self.index_topk
                 else {}
             ),
+            **({"o": self.output_rank, "m": self.compress_window or 1, "v": 2} if self.shared_keys else {}),
+            **stream_dims(self.num_streams),
             **(self.recurrence.dims if self.recurrence else {}),
         }
 
@@ -383,6 +397,10 @@ class Architecture:
     def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:
         """Return the share of the square of scores that is computed, averaged over layers (`model.attended_shares`)."""
         return mean_attended_share(self, seq_len, last_of)
+
+    def scan_shares(self, seq_len: int, *, last_of: Value = 1) -> dict[str, Value]:
+        """Return the shares of scores that attention computes by the symbols of its FLOPs (`model.attended_shares`)."""
+        return scan_shares(self, seq_len, last_of)
 
     def attended_shares(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
         """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers

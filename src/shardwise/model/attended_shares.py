@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardwise.model.operations import COMPRESSED_SPAN
 from shardwise.values import Value, maximum, minimum
 
 Architecture = Any  # `model.architecture` imports this module
@@ -20,6 +21,16 @@ def mean_attended_share(model: Architecture, seq_len: int, last_of: Value) -> Va
     return sum((share * layers for share, layers in shares), start=0.0) / model.num_layers
 
 
+def scan_shares(model: Architecture, seq_len: int, last_of: Value) -> dict[str, Value]:
+    """Return the shares of (query, key) pairs with a score by the symbols of attention's FLOPs: for keys of tokens and for
+    compressed keys, of which a query sees those before it, or as many as are selected."""
+    shares = {"span": mean_attended_share(model, seq_len, last_of)}
+    if model.compress_window:
+        limit = model.index_topk * model.compress_window / seq_len if model.index_topk else 1.0
+        shares[COMPRESSED_SPAN] = _attended_share(min(limit, 1.0), last_of)
+    return shares
+
+
 def attended_shares(model: Architecture, seq_len: int, last_of: Value) -> tuple[tuple[Value, int], ...]:
     """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers have
     it. Causal attention sees half of the square; a window of w, or w selected keys, are w T - w^2/2 of T^2, and chunks of w are
@@ -31,11 +42,12 @@ def attended_shares(model: Architecture, seq_len: int, last_of: Value) -> tuple[
             (layers[unit].mean_attended_share(seq_len, last_of=last_of), count)
             for unit, count in model.layer_counts.items()
         )
-    most_keys = _num_selected_keys(model) or model.sliding_window
+    selects_tokens = model.index_topk and not model.shared_keys
+    most_keys = (_num_selected_keys(model) if selects_tokens else 0) or model.sliding_window
     if most_keys is None or most_keys >= seq_len:
         return ((full, model.num_layers),)
-    limited = model.num_layers if model.index_topk else model.num_windowed_layers
-    share = SHARES_BY_WINDOW["sliding" if model.index_topk else model.window_kind]
+    limited = model.num_layers if selects_tokens else model.num_windowed_layers
+    share = SHARES_BY_WINDOW["sliding" if selects_tokens else model.window_kind]
     return ((full, model.num_layers - limited), (share(most_keys / seq_len, last_of), limited))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.model.block_parts import TOKENS, BlockPartBuilder, NormDims
+from shardwise.model.compressed_keys import CompressedKeys
 from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
-from shardwise.model.operations import Concatenate, Scan
+from shardwise.model.operations import Concatenate, Scan, SharedKeyScan
 from shardwise.model.program import ModelPart, Role
 
 GATE_FUNCTIONS: Mapping[str, str] = {"sigmoid": "sigmoid_gate", "softplus": "softplus_gate"}
@@ -17,6 +18,8 @@ class AttentionBuilder(BlockPartBuilder):
 
     def attention(self, y: str) -> str:
         with self.builder.in_part(ModelPart.ATTENTION):
+            if self.architecture.shared_keys:
+                return self.shared_key_attention(y)
             return self.project_out(self.attended_values(y), "wo", (*self.value_dims, "D"), "attention_out")
 
     @property
@@ -96,6 +99,30 @@ class AttentionBuilder(BlockPartBuilder):
             ))
             for number, (q, k) in zip("12", pairs, strict=True)
         ]  # fmt: skip
+
+    def shared_key_attention(self, y: str) -> str:
+        """Add attention of all heads to one head of keys, which are its values as well, and to compressed keys beside them.
+
+        Queries come from a latent and have norms without weights. Since values are rotated as keys are, results are rotated back
+        by the queries' positions. Each group of heads K has an output product of its own, and one joins them (DeepSeek-V4, 2.3).
+        """
+        query_dims = (*TOKENS, "K", "G", "H")
+        latent = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
+        latent = self.latent_norm(latent, "q_latent_norm", "Q")
+        flat = self.contract(latent, "wq", ("K", "G", "H", "Q"), "q_flat", query_dims)
+        q = self.rotary(self.sub_layer_norm(flat, "q_norm", NormDims(query_dims, ("H",), None)), "q", query_dims)
+        keys = self.latent_norm(self.contract(y, "wk", ("H", "D"), "k_flat", (*TOKENS, "H")), "k_norm", "H")
+        k = self.rotary(keys, "k", (*TOKENS, "H"))
+        compressed = CompressedKeys(self.builder, self.architecture, self.prefix).build(y, latent)
+        positions = self.builder.positions()
+        outputs = self.attention_results("attended", query_dims[2:])
+        by_query = (*self.sinks(), *compressed.selected)
+        operands = (q, k, *compressed.keys, positions, positions, *compressed.positions, *by_query)
+        kinds = bool(compressed.keys), self.architecture.sinks, bool(compressed.selected)
+        attended = self.builder.add(SharedKeyScan(operands, outputs, *kinds))
+        turned = self.elementwise("rotary_back", [attended, positions], "attended_back", query_dims)
+        groups = self.contract(turned, "wo_group", ("K", "o", "G", "H"), "attention_groups", (*TOKENS, "K", "o"))
+        return self.project_out(groups, "wo", ("K", "o", "D"), "attention_out")
 
     def gate_attention(self, attended: str, y: str) -> str:
         """Add the gate of each head or element of what attention gives, where there is one (Qiu et al. 2025)."""

@@ -19,6 +19,7 @@ from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.operations import Carry, Concatenate, Lookup
 from shardwise.model.placeholder_sizes import placeholder_architecture
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
+from shardwise.model.residual_streams import StreamBuilder, residual_dims
 from shardwise.model.structure import ModelStructure
 
 
@@ -61,7 +62,9 @@ def inner_mtp_program(architecture: Architecture) -> Program:
 def carry_program(architecture: Architecture) -> Program:
     """Return the program that hands one stage's output to the next stage."""
     builder, x = _builder_with_input(architecture)
-    return builder.build([builder.add(Carry((x,), (builder.tensor("x_next", HIDDEN, Role.RESIDUAL),)))])
+    return builder.build(
+        [builder.add(Carry((x,), (builder.tensor("x_next", builder.tensors[x].dims, Role.RESIDUAL),)))]
+    )
 
 
 def model_program(architecture: Architecture) -> Program:
@@ -155,7 +158,7 @@ def _new_builder(architecture: Architecture) -> ProgramBuilder:
 
 def _builder_with_input(architecture: Architecture) -> tuple[ProgramBuilder, str]:
     builder = _new_builder(architecture)
-    return builder, builder.input("x", HIDDEN, Role.RESIDUAL)
+    return builder, builder.input("x", residual_dims(architecture.structure.streams), Role.RESIDUAL)
 
 
 def add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
@@ -169,7 +172,9 @@ def add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: s
         row_tensor = builder.tensor(f"{prefix}places", (*builder.position_dims, "D"), Role.ACTIVATION)
         rows = builder.add(Lookup((position_table, positions), (row_tensor,), "P"))
         x = builder.elementwise("add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
-    return add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
+    if architecture.embedding_norm:
+        x = add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL)
+    return StreamBuilder(builder, prefix).split(x) if architecture.structure.streams else x
 
 
 class MtpOutputs(NamedTuple):
@@ -205,6 +210,7 @@ def _add_head_layer(builder: ProgramBuilder, architecture: Architecture, x: str,
 
 def add_logits(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
     """Add the last norm and the logits of hidden states `x`, whose dims but the last are kept."""
+    x = StreamBuilder(builder, prefix).join(x) if architecture.structure.streams else x
     rows = builder.tensors[x].dims[:-1]
     dims = NormDims((*rows, "D"))
     y = add_norm(builder, architecture, x, f"{prefix}final_norm", dims=dims) if architecture.final_norm else x

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from shardwise.model.attention_block import AttentionBuilder
 from shardwise.model.block_parts import HIDDEN, TOKENS
-from shardwise.model.operations import Route
+from shardwise.model.operations import HashedRoute, Route
 from shardwise.model.program import ModelPart, Role
 from shardwise.model.recurrent_mixers import RecurrentStructure, add_recurrent_mixer
+from shardwise.model.residual_streams import StreamBuilder
 from shardwise.model.structure import ACTIVATION_WEIGHTS, NORMS_BEFORE, NORMS_BEHIND
 
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
@@ -16,6 +20,8 @@ class BlockBuilder(AttentionBuilder):
     """Writes one block's operations: what mixes its tokens, and an MLP or experts."""
 
     def build(self, x: str) -> str:
+        if self.architecture.structure.streams:
+            return self.update_streams(x)
         if self.architecture.parallel:
             return self.parallel_branches(x)
         has_feed_forward = self.architecture.feed_forward != "none"
@@ -51,6 +57,18 @@ class BlockBuilder(AttentionBuilder):
             mlp, experts = self.mlp(y), self.experts(z, router_input)
         branches = [self.post_norm(mlp, "mlp_own_post_norm"), self.post_norm(experts, "experts_post_norm")]
         return self.elementwise("add", branches, "mlp_and_experts", HIDDEN)
+
+    def update_streams(self, x: str) -> str:
+        """Add what mixes tokens and what follows it, each between the reading and the writing of several residual streams."""
+        streams = StreamBuilder(self.builder, self.prefix)
+        halves = (("attention", ("f", "g"), self.mixer, "x_mid"), ("mlp", ("g", "f"), self.feed_forward, "x_out"))
+        for name, dims, half, result in halves:
+            x = streams.update(x, name, dims, partial(self.normed_half, name, half), result)
+        return x
+
+    def normed_half(self, name: str, half: Callable[[str], str], x: str) -> str:
+        """Add half a layer between its norms."""
+        return self.post_norm(half(self.pre_norm(x, f"{name}_norm")), f"{name}_post_norm")
 
     def parallel_branches(self, x: str) -> str:
         """Add mixer and MLP side by side, from one norm or from one each."""
@@ -116,8 +134,12 @@ class BlockBuilder(AttentionBuilder):
         dims, rows, hidden_dims = (*TOKENS, "E"), ("E", *TOKENS, width), ("E", *TOKENS, "M")
         logits = self.contract(router_input or y, "router", ("D", "E"), "router_logits", dims)
         logits = self.add_bias(logits, "router", "router_logits", "E", dims)
-        scored = (logits, *self.choice_bias())
-        gates = self.builder.add(Route(scored, (self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION),)))
+        gates = self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION)
+        if self.architecture.hashed_experts:
+            chosen = self.builder.input(f"{self.prefix}hashed_experts", (*TOKENS, "k"), Role.CONSTANT)
+            self.builder.add(HashedRoute((logits, chosen), (gates,)))
+        else:
+            self.builder.add(Route((logits, *self.choice_bias()), (gates,)))
         x = self.contract(y, "expert_latent_down", ("e", "D"), "expert_latent", (*TOKENS, "e")) if width == "e" else y
         dispatched = self.elementwise("dispatch", [x, gates], "dispatched", rows, Role.ROUTED)
         dispatched = self.elementwise("handover", [dispatched], RECEIVED, rows, Role.ROUTED)

@@ -29,7 +29,8 @@ KIND_FIELDS = (
     "qk_norm_over", "value_norm", "values_from_keys", "inner_norms", "sinks", "pre_norms", "post_norms", "parallel",
     "separate_norms", "shared_gate", "sliding_window", "num_experts", "experts_per_token", "shared_expert_width",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "attention_gate", "index_heads", "index_head_dim",
-    "index_topk", "index_block", "expert_scales", "expert_latent_dim", "recurrence",
+    "index_topk", "index_block", "shared_keys", "output_rank",
+    "compress_window", "overlapping_windows", "hashed_experts", "expert_scales", "expert_latent_dim", "recurrence",
     "attention_gate_function", "pre_norms_over", "post_norms_over", "rotary_key_norm", "choice_bias",
     "norm_gate_rank", "norm_gates_over", "differential", "window_kind",
 )  # fmt: skip

@@ -12,6 +12,7 @@ NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 # Of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
 SWIGLU_CLAMP, CLAMPED_SWIGLU_SLOPE = 7.0, 1.702
+SWIGLU_LIMIT = 10.0  # swiglu_limit in the config.json of DeepSeek-V4
 YARN_MSCALE = 0.1  # of the logarithm of the factor (Peng et al. 2023, equation 22)
 RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX = "frequency", "index"
 
@@ -58,6 +59,7 @@ class Rotary:
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 STORED_FORMAT_KEY = "quantization_config"  # of a config: the format of its files, which says nothing of the arithmetic
+SQRT_SOFTPLUS = "sqrt_softplus"  # of DeepSeek-V4, which plans carry and the engine does not run
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:

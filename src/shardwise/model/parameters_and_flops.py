@@ -13,6 +13,7 @@ from shardwise.model.operations import (
     ATTENTION_OPERATIONS,
     RECURRENCE_OPERATIONS,
     SELECT_OPERATIONS,
+    SHARED_KEY_OPERATIONS,
     Contract,
     Operation,
 )
@@ -200,7 +201,9 @@ def program_flops(program: Program) -> Polynomial:
 
 
 def _operation_flops(program: Program, operation: Operation) -> Polynomial:
-    if not isinstance(operation, (Contract, *SELECT_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
+    if not isinstance(
+        operation, (Contract, *SELECT_OPERATIONS, *SHARED_KEY_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)
+    ):
         return Polynomial()
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -226,8 +229,8 @@ def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> 
     """Return the FLOPs of a unit over one sequence, forward and backward. A product has two in the backward pass, the
     gradients of both operands; one with a frozen weight has one."""
     program = build_unit_program(architecture, name)
-    span = architecture.unit_architecture(name).mean_attended_share(seq_len)
-    sizes = _unit_sizes(architecture, name, B=1, T=seq_len, span=span)
+    shares = architecture.unit_architecture(name).scan_shares(seq_len)
+    sizes = _unit_sizes(architecture, name, B=1, T=seq_len, **shares)
     reached = _names_with_gradient(program)
     backward = sum_polynomials(
         _operation_flops(program, operation) * _num_backward_products(program, operation, reached)
@@ -267,17 +270,20 @@ def layer_training_flops(
     products, scores = dict.fromkeys(ModelPart, 0.0), 0.0
     for name, count in architecture.layer_counts.items():
         program, share = build_unit_program(architecture, name), count / architecture.num_layers
-        span = architecture.unit_architecture(name).mean_attended_share(seq_len) if causal else 1.0
-        sizes = _unit_sizes(architecture, name, B=1, T=seq_len, span=span)
+        shares = architecture.unit_architecture(name).scan_shares(seq_len)
+        shares = shares if causal else dict.fromkeys(shares, 1.0)
+        sizes = _unit_sizes(architecture, name, B=1, T=seq_len, **shares)
         reached = _names_with_gradient(program)
         for operation in program.operations:
             flops = float(_operation_flops(program, operation).evaluate(sizes)) * share
             flops *= 1 + _num_backward_products(program, operation, reached)
             weights = [operand for operand in operation.operands if program.tensors[operand].role is Role.WEIGHT]
-            if isinstance(operation, (*SELECT_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
+            if isinstance(
+                operation, (*SELECT_OPERATIONS, *SHARED_KEY_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)
+            ):
                 scores += flops
             elif flops:
-                products[_part_of_weight(program, weights[0])] += flops
+                products[_part_of_weight(program, weights[0]) if weights else ModelPart.STREAMS] += flops
     return products, scores
 
 

@@ -37,6 +37,7 @@ class ModelPart(StrEnum):
     ATTENTION = "attention"  # projections with their biases and adapters, sinks
     MLP = "mlp"  # likewise, and routers, experts, shared experts
     RECURRENCE = "recurrence"  # of recurrent mixers likewise, their filters, rates and steps
+    STREAMS = "streams"  # weights with which several residual streams are read, written and mixed
     NORM = "norm"
     VOCABULARY = "vocabulary"  # tables of tokens and positions, the head
     PREDICTION = "prediction"  # what joins states and embeddings in multi-token prediction
@@ -134,6 +135,10 @@ class ProgramBuilder:
         frozen = frozen or (self.adapters_only and not adapter)
         self.tensors[name] = replace(self.tensors[name], frozen=frozen, part=part or self.part)
         return name
+
+    def set_role(self, name: str, role: Role) -> None:
+        """Give a defined tensor another role."""
+        self.tensors[name] = replace(self.tensors[name], role=role)
 
     def add(self, operation: Operation) -> str:
         self.operations.append(operation)

@@ -21,7 +21,7 @@ def combination_problems(model: Architecture) -> Iterator[str]:
     if model.num_dense_layers >= model.num_layers:
         yield f"num_dense_layers = {model.num_dense_layers} of num_layers = {model.num_layers}; fewer are required"
     latent = (model.kv_lora_rank, model.rope_head_dim, model.v_head_dim)
-    if any((*latent[:2], model.q_lora_rank)) and not all(latent):
+    if any((*latent[:2], model.q_lora_rank)) and not all(latent) and not model.shared_keys:
         yield "latent attention has kv_lora_rank, rope_head_dim and v_head_dim; all three are required"
     elif model.kv_lora_rank and not (model.num_heads == model.num_kv_heads and model.rope_head_dim < model.head_dim):
         yield (
@@ -62,6 +62,7 @@ def combination_problems(model: Architecture) -> Iterator[str]:
         yield "latent attention has values of its own; values_from_keys = false and value_norm = false are required"
     yield from _part_problems(model)
     yield from _indexer_problems(model)
+    yield from _shared_key_problems(model)
 
 
 def _indexer_problems(model: Architecture) -> Iterator[str]:
@@ -82,6 +83,30 @@ def _indexer_problems(model: Architecture) -> Iterator[str]:
         yield (
             "an indexer has index_heads, index_head_dim and index_topk and reads the latent of queries; all three and a "
             "q_lora_rank are required"
+        )
+
+
+def _shared_key_problems(model: Architecture) -> Iterator[str]:
+    """Yield what is wrong with attention to one head of keys, with compressed keys, and with several residual streams."""
+    if model.shared_keys:
+        if not (model.q_lora_rank and model.output_rank) or model.kv_lora_rank or model.mixer != "attention":
+            yield (
+                "shared_keys have queries from a latent and an output product of each group of heads, found q_lora_rank = "
+                f"{model.q_lora_rank} and output_rank = {model.output_rank}; both and attention without kv_lora_rank are required"
+            )
+        if model.index_topk and not model.overlapping_windows:
+            yield "an indexer beside shared_keys selects keys of overlapping_windows, and there are none; both are required"
+    elif model.compress_window or model.output_rank:
+        yield "compress_window and output_rank are about shared_keys, and there are none; shared_keys = true is required"
+    if model.overlapping_windows and not model.compress_window:
+        yield "overlapping_windows have a compress_window, found 0; at least 1 is required"
+    if model.hashed_experts and not model.num_experts:
+        yield "hashed_experts are experts, and there are none; num_experts or hashed_experts = false is required"
+    is_plain = model.has_mixer and model.feed_forward == "mlp" and not model.parallel and not model.num_predict_layers
+    if model.num_streams and not is_plain:
+        yield (
+            "layers with several residual streams have a mixer and a feed_forward one after the other and no prediction modules "
+            "behind them; parallel = false, feed_forward = mlp and num_predict_layers = 0 are required"
         )
 
 
@@ -138,7 +163,8 @@ def _parts_without_adapters(model: Architecture) -> list[str]:
     """Return the parts with matrices that adapters could be for and that have none here."""
     parts = {
         "a recurrence": model.recurrence is not None, "an indexer": bool(model.index_topk),
-        "a gate of attention": model.attention_gate != "none", "a latent of experts": bool(model.expert_latent_dim),
+        "a gate of attention": model.attention_gate != "none", "one head of keys": model.shared_keys,
+        "a latent of experts": bool(model.expert_latent_dim),
     }  # fmt: skip
     return [name for name, is_present in parts.items() if is_present]
 

@@ -14,7 +14,9 @@ from shardwise.values import did_you_mean, raise_problems
 MixerKind = Literal["attention", "none"]  # what mixes the tokens of a layer, beside a recurrence
 # What follows it: an MLP, or experts where the layer has some; or both side by side, each between norms of its own.
 FeedForwardKind = Literal["mlp", "mlp_and_experts", "none"]
-MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu", "xielu"]
+MlpKind = Literal[
+    "swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu", "limited_swiglu", "xielu"
+]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "each_head", "projection"]
@@ -27,7 +29,8 @@ StreamNorms = Literal["none", "before", "behind"]
 WindowKind = Literal["sliding", "chunked"]
 NormedParts = Literal["both", "mixer", "feed_forward"]  # halves of a block that a norm is for
 IS_GATED: Mapping[str, bool] = {
-    "swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False, "relu": False,
+    "swiglu": True, "limited_swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False,
+    "relu": False,
     "relu2": False, "xielu": False,
 }  # fmt: skip
 # Activations with weights of their own: numbers that all of a layer's elements share (Huang et al. 2024, xIELU).
@@ -82,8 +85,11 @@ class ModelStructure:
     experts are chosen (Wang et al. 2024). `indexer`: a query attends to the keys that an indexer selects, one by one or
     (`block_indexer`) in blocks, a choice for each key-value head. `latent_experts` read and write a latent of each token;
     `expert_scales` multiply what each expert gives. `lora_targets`: which modules (`model.adapters`) have low-rank adapters;
-    where there are any, nothing else is trained. `kinds` are the structures of the layers that differ from this one, by the
-    names of their units, in the order in which the model first has them.
+    where there are any, nothing else is trained. `streams`: the residual stream is several, which layers read, write and mix
+    by weights of each token. `shared_keys`: one head of keys, which are its values as well, serves all query heads, and each
+    group of heads has an output product of its own; `compressed_keys` stand for windows of tokens beside it, or for
+    `overlapping_windows`. `hashed_experts` are chosen by the token. `kinds` are the structures of the layers that differ from
+    this one, by the names of their units, in the order in which the model first has them.
     """
 
     mixer: MixerKind = "attention"
@@ -105,6 +111,7 @@ class ModelStructure:
     pre_norms_over: NormedParts = "both"
     post_norms_over: NormedParts = "both"
     embedding_norm: bool = False
+    streams: bool = False
     parallel: bool = False
     separate_norms: bool = False
     shared_gate: bool = False
@@ -112,6 +119,10 @@ class ModelStructure:
     shared_experts: bool = False
     latent: bool = False
     latent_queries: bool = False
+    shared_keys: bool = False
+    compressed_keys: bool = False
+    overlapping_windows: bool = False
+    hashed_experts: bool = False
     expert_scales: bool = False
     indexer: bool = False
     block_indexer: bool = False

@@ -22,11 +22,11 @@ def unit_values(
     """
     layer = architecture.unit_architecture(unit)
     last = degrees["cp"] if get_cp_variant(cp_variant).waits_for_last else 1
-    span = layer.mean_attended_share(seq_len, last_of=last)
+    shares = layer.scan_shares(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
-        span = layer.mean_attended_share(attended_tokens) * attended_tokens / seq_len
+        shares = {name: share * attended_tokens / seq_len for name, share in layer.scan_shares(attended_tokens).items()}
     counts = {NUM_ROUTERS: architecture.num_routers, **layer_counts(architecture)}
-    values = SymbolValues({**layer.dims, "T": seq_len, "span": span, **counts, **degrees})
+    values = SymbolValues({**layer.dims, "T": seq_len, **shares, **counts, **degrees})
     seqs = degrees["micro_batch_seqs"]
     values["B"] = values[LocalDim("B", BATCH_AXES)] = values[LocalDim("B", BATCH_AXES + EXPERT_AXES)] = seqs
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group

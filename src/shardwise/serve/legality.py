@@ -37,6 +37,11 @@ def require_legal_serving_layout(architecture: Architecture, layout: ServingLayo
 
 
 def _general_problems(architecture: Architecture, layout: ServingLayout) -> Iterator[str]:
+    if any(layer.shared_keys for layer in architecture.layer_architectures.values()):
+        yield (
+            f"model: {architecture.name} attends to one head of keys and to compressed keys, whose cache is not known here; "
+            "another model is required"
+        )
     num_experts = max(layer.num_experts for layer in architecture.layer_architectures.values())
     if layout.pp > architecture.num_layers:
         yield f"layout: pp is {layout.pp}; at most one stage for each of the {architecture.num_layers} layers is required"

@@ -17,6 +17,7 @@ from shardwise.model.operations import (
     CACHED_ATTENTION_OPERATIONS,
     RECURRENCE_OPERATIONS,
     SELECT_OPERATIONS,
+    SHARED_KEY_OPERATIONS,
     CachedRecurrence,
     Scan,
     ScanGradient,
@@ -30,8 +31,8 @@ from shardwise.values.symbolic import FewestElements
 
 # Operations with matrix products, whose FLOPs are counted.
 COUNTED_OPERATIONS = (
-    Contract, MatrixFunction, Scan, ScanGradient, *SELECT_OPERATIONS, *RECURRENCE_OPERATIONS, *CACHED_ATTENTION_OPERATIONS,
-    SelectSlots, CachedRecurrence,
+    Contract, MatrixFunction, Scan, ScanGradient, *SELECT_OPERATIONS, *SHARED_KEY_OPERATIONS, *RECURRENCE_OPERATIONS,
+    *CACHED_ATTENTION_OPERATIONS, SelectSlots, CachedRecurrence,
 )  # fmt: skip
 MergePredicate = Callable[[ComputeStep, ComputeStep], bool]
 PlacedSteps = list[tuple[int, ComputeStep]]  # computations that run as one kernel, with their positions
@@ -168,6 +169,11 @@ def _kernel_shape(scope: FusionScope, step: ComputeStep) -> KernelShape:
         q, k = placed.inputs[:2]
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
         return KernelShape(scores=multiply_symbols(scores), width=multiply_symbols(_locals(q, q.dims[-1:])))
+    if isinstance(operation, SHARED_KEY_OPERATIONS):
+        q, *keys = placed.inputs[: 2 + operation.compressed]
+        rows = _locals(q, q.dims[:-1])
+        num_scores = sum_polynomials(multiply_symbols([*rows, *_locals(spec, spec.dims[1:2])]) for spec in keys)
+        return KernelShape(scores=num_scores, width=multiply_symbols(_locals(q, q.dims[-1:])))
     if isinstance(operation, MatrixFunction):
         contraction = multiply_symbols([FewestElements(operation.rows, operation.columns)])
         scratch = operation.workspace_elements(placed)

@@ -81,6 +81,7 @@ from .symbolic import ZERO as ZERO
 from .symbolic import LocalDim as LocalDim
 from .symbolic import Monomial as Monomial
 from .symbolic import Polynomial as Polynomial
+from .symbolic import QuotientDim as QuotientDim
 from .symbolic import SegmentDim as SegmentDim
 from .symbolic import SymbolValues as SymbolValues
 from .symbolic import Value as Value

@@ -76,6 +76,29 @@ class SegmentDim(str):
         return where(degree > 1, degree, 0)
 
 
+class QuotientDim(str):
+    """Dim with one element per group of so many elements of another dim; a rest that fills no group has none. As text it is its
+    name.
+
+    >>> SymbolValues({"T": 11, "m": 4})[QuotientDim("T", "m")]
+    2
+    """
+
+    dim: str
+    divisor: str
+
+    def __new__(cls, dim: str, divisor: str) -> QuotientDim:
+        quotient = super().__new__(cls, f"{dim}/{divisor}")
+        quotient.dim, quotient.divisor = dim, divisor
+        return quotient
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.dim, self.divisor
+
+    def evaluate(self, values: SymbolValues) -> Value:
+        return values[self.dim] // values[self.divisor]
+
+
 class LocalDim(NamedTuple):
     """Size of a dim on the fullest device: `ceil(dim / product of the axes' degrees)`."""
 
@@ -129,7 +152,7 @@ class SymbolValues(dict[Symbol, Value]):
     """Values of symbols; a missing one that is no plain name is computed once from dims and degrees."""
 
     def __missing__(self, symbol: Symbol) -> Value:
-        if isinstance(symbol, str) and not isinstance(symbol, ElementPairs | SegmentDim):
+        if isinstance(symbol, str) and not isinstance(symbol, ElementPairs | SegmentDim | QuotientDim):
             raise KeyError(symbol)
         value = symbol.evaluate(self)
         self[symbol] = value

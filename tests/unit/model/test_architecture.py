@@ -28,7 +28,7 @@ def test_every_fault_is_named_at_once() -> None:
         "model m: head_dim is 8.0; a whole number of at least 1 is required",
         "model m: num_layers is True; a whole number of at least 1 is required",
         "model m: mlp is 'silu' (did you mean 'swiglu'?); one of swiglu, geglu, gelu, relu, relu2, gated_relu2, "
-        "clamped_swiglu, xielu is required",
+        "clamped_swiglu, limited_swiglu, xielu is required",
     }
 
 

@@ -81,6 +81,7 @@ RULE_PARTS = (
     "layer_sizes",
     "block_configs",
     "position_types",
+    "expert_types",
 )  # names in a family's table that are no field
 FIELD_NAMES = frozenset(field.name for field in fields(Architecture)) - {*RULE_PARTS}
 
@@ -163,10 +164,10 @@ def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
         yield window_list(table["window"])
     if table.get("block_configs"):
         yield BLOCK_LIST
-    for name in ("layer_types", "position_types"):
+    for name in ("layer_types", "position_types", "expert_types"):
         if name in table:
             yield _parse_layer_types(table[name])
-    if "experts" in table:
+    if "experts" in table and "expert_types" not in table:
         experts = table["experts"]
         width = read_first(*_as_keys(experts.get("dense_width", "intermediate_size")))
         yield dense_list(_parse_dense_layers(experts), width, experts.get("dense", {}))

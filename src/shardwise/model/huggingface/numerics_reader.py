@@ -18,6 +18,7 @@ from shardwise.model.numerics import (
     RAMP_OVER_INDEX,
     SIGMOID,
     SOFTMAX,
+    SQRT_SOFTPLUS,
     Gating,
     Numerics,
     Rotary,
@@ -30,6 +31,7 @@ EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_ep
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
     "relu": ("relu",), "relu2": ("relu2",), "gated_relu2": ("relu2",), "clamped_swiglu": ("silu", "swigluoai"),
+    "limited_swiglu": ("silu",),
     "xielu": ("xielu",),
 }  # fmt: skip
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
@@ -66,7 +68,14 @@ DEEPSEEK_V2_ROUTER = RouterRule(
 )
 SIGMOID_ROUTER = RouterRule(scores=SIGMOID, votes=2, limited="noaux_tc")
 DEEPSEEK_V3_ROUTER = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
-ROUTERS = {"deepseek_v2": DEEPSEEK_V2_ROUTER, "deepseek_v3": DEEPSEEK_V3_ROUTER, "sigmoid": SIGMOID_ROUTER}
+DEEPSEEK_V4_ROUTER = replace(SIGMOID_ROUTER, scores=SQRT_SOFTPLUS)
+SCORE_WORDS: Mapping[str, str] = {"sqrtsoftplus": SQRT_SOFTPLUS}  # spellings of scores
+ROUTERS = {
+    "sqrt_softplus": DEEPSEEK_V4_ROUTER,
+    "deepseek_v2": DEEPSEEK_V2_ROUTER,
+    "deepseek_v3": DEEPSEEK_V3_ROUTER,
+    "sigmoid": SIGMOID_ROUTER,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +163,8 @@ def _read_gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
     if rule is None:
         return Gating()
     scale = _read_cap(config, "routed_scaling_factor")
-    gating = Gating(scores=config.get("scoring_func") or rule.scores, scale=rule.scale if scale is None else scale)
+    scores = config.get("scoring_func") or rule.scores
+    gating = Gating(scores=SCORE_WORDS.get(scores, scores), scale=rule.scale if scale is None else scale)
     if config.get("topk_method", rule.free or rule.limited) != rule.limited:
         return gating
     groups, chosen = (

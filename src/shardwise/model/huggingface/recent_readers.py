@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.model.huggingface.field_readers import FieldReader, TrackedConfig, read_first, read_flag, read_positive
-from shardwise.model.huggingface.layer_lists import DENSE, FULL, SPARSE, ListReader
+from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
 
+# Kinds of layers of DeepSeek-V4, and the tokens of a compressed key that stand for them in older configs.
+HEAVILY_COMPRESSED, COMPRESSED_SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
+LAYERS_BY_RATIO: Mapping[int, str] = {0: SLIDING, 4: COMPRESSED_SPARSE, 128: HEAVILY_COMPRESSED}
 _has_gemma4_experts = read_flag("enable_moe_block", False)
 
 
@@ -60,6 +63,16 @@ def _read_step_window_heads(config: TrackedConfig) -> Any:
     return heads or read_first("num_attention_heads")(config)
 
 
+def _read_window_of(kind: str, legacy: str, default: int) -> FieldReader:
+    """Read the tokens of a compressed key of DeepSeek-V4: from a table by the kind of layer, or a key of its own."""
+
+    def read(config: TrackedConfig) -> Any:
+        stated = config.first(legacy)
+        return (config.get("compress_rates") or {}).get(kind, default) if stated is None else stated
+
+    return read
+
+
 RECENT_READERS: Mapping[str, FieldReader] = {
     "gemma4_global_width": _read_gemma4_global_width, "gemma4_global_heads": _read_gemma4_global_heads,
     "gemma4_experts": _if_experts(read_positive("num_experts"), _constant(0)),
@@ -67,6 +80,8 @@ RECENT_READERS: Mapping[str, FieldReader] = {
     "gemma4_expert_width": _if_experts(read_first("moe_intermediate_size"), read_first("intermediate_size")),
     "gemma4_dense_width": _if_experts(read_first("intermediate_size"), _constant(0)),
     "gemma4_feed_forward": _if_experts(_constant("mlp_and_experts"), _constant("mlp")),
+    "long_window": _read_window_of(HEAVILY_COMPRESSED, "compress_rate_hca", 128),
+    "short_window": _read_window_of(COMPRESSED_SPARSE, "compress_rate_csa", 4),
     "step_window_heads": _read_step_window_heads,
     "minimax_index_heads": _read_sparse_setting("index_n_heads", "sparse_num_index_heads", 4),
     "minimax_index_width": _read_sparse_setting("index_head_dim", "sparse_index_dim", 128),
@@ -100,7 +115,20 @@ def _step_experts(config: TrackedConfig, num_layers: int) -> list[str]:
     return [SPARSE if str(layer) in sparse else DENSE for layer in range(num_layers)]
 
 
+def _deepseek_v4_layers(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return the kind of each layer: by its tokens of a compressed key, or two that compress most and then both in turn."""
+    ratios = config.first("compress_ratios")
+    if ratios is None:
+        return [COMPRESSED_SPARSE if layer > 2 and layer % 2 else HEAVILY_COMPRESSED for layer in range(num_layers)]
+    return [LAYERS_BY_RATIO[ratio] for ratio in ratios[:num_layers]]
+
+
+def _deepseek_v4_experts(config: TrackedConfig, num_layers: int) -> list[str]:
+    count = config.first("num_hash_layers")
+    return ["hash_moe" if layer < (3 if count is None else count) else "moe" for layer in range(num_layers)]
+
+
 RECENT_LISTS: Mapping[str, ListReader] = {
     "minimax_layers": _minimax_layers, "minimax_experts": _minimax_experts,
-    "step_experts": _step_experts,
+    "step_experts": _step_experts, "deepseek_v4_layers": _deepseek_v4_layers, "deepseek_v4_experts": _deepseek_v4_experts,
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 `FUNCTIONS` has the elementwise functions of a transformer by name, each with the functions that its gradients need. A function
 without operands in its gradient is linear in that input, so a partial sum may pass through it. The arithmetic itself is in the
-kernels of `run`. Rows of a table and a router's choice of the k best experts are indexed.
+kernels of `run`. Rows of a table are indexed.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ PASS_GRADIENT_ON = FunctionGradient("identity", ())
 
 FUNCTIONS: dict[str, ElementwiseFunction] = {
     "identity": ElementwiseFunction((PASS_GRADIENT_ON,), linear=(0,)),
+    # The same values along a dim that the operand lacks
+    "repeat": ElementwiseFunction((FunctionGradient("sum_to", ()),), linear=(0,), runnable=False),
     "add": ElementwiseFunction((PASS_GRADIENT_ON, PASS_GRADIENT_ON), additive=True),
     # RMSNorm: the sum of squares, then x / sqrt(sum/D + eps) * weight (Zhang & Sennrich 2019); over D, over the width of
     # one head for queries and keys (Henry et al. 2020; Qwen3, Gemma 3), or over a latent (DeepSeek-AI 2024)
@@ -130,7 +132,7 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back. Counted as if
     # all pairs turned (`Rotary.part`): the whole head is read and written, which is what it takes time for
     "rotary": ElementwiseFunction((FunctionGradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
-    "rotary_back": ElementwiseFunction((None, None), linear=(0,), flops_per_element=6),
+    "rotary_back": ElementwiseFunction((FunctionGradient("rotary", (1,)), None), linear=(0,), flops_per_element=6),
     # Gated and plain MLP activations (Shazeer 2020; Hendrycks & Gimpel 2016, tanh form; Zhang et al. 2022)
     "swiglu": ElementwiseFunction(
         (FunctionGradient("swiglu_dgate", (0, 1)), FunctionGradient("swiglu_dup", (0,))), flops_per_element=6
@@ -142,6 +144,12 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "clamped_swiglu": ElementwiseFunction(
         (FunctionGradient("clamped_swiglu_dgate", (0, 1)), FunctionGradient("clamped_swiglu_dup", (0, 1))),
         flops_per_element=10,
+    ),
+    # Gate and up clamped (DeepSeek-AI 2026, DeepSeek-V4)
+    "limited_swiglu": ElementwiseFunction(
+        (FunctionGradient("limited_swiglu_dgate", (0, 1)), FunctionGradient("limited_swiglu_dup", (0, 1))),
+        flops_per_element=8,
+        runnable=False,
     ),
     "gelu": ElementwiseFunction((FunctionGradient("gelu_dx", (0,)),), flops_per_element=11),
     "relu": ElementwiseFunction((FunctionGradient("relu_dx", (0,)),)),
@@ -395,43 +403,3 @@ class Scatter(LastInputShapeOnly):
         split = {d: dim_axes if d == self.dim else dy.axes_of(d) for d in table.dims}
         out = Spec.of(table.dims, split, summed | set(dy.partial))
         return OperationSharding((dy, index, table), (out,))
-
-
-@dataclass(frozen=True, slots=True)
-class Route(Operation):
-    """Gates from a router's logits [B, T, E]: the softmax over the k largest of each token, zero for the other experts.
-
-    A second input is a bias [E] that is added to the scores while experts are chosen, and not to the gates: it has no gradient
-    (Wang et al. 2024). The experts' dim is needed unsharded; tokens are independent. Source: Jiang et al. 2024 (Mixtral),
-    section 2.1.
-    """
-
-    kind: ClassVar[OperationKind] = "route"
-    num_chosen: str = "k"
-    dim: str = "E"
-
-    @property
-    def missing_kernel(self) -> str:
-        return "a bias of the choice of experts" if len(self.inputs) > 1 else ""
-
-    def propagate_sharding(
-        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> OperationSharding:
-        unsharded = [spec.with_axes(self.dim, ()).with_partial(()) for spec in specs]
-        return OperationSharding(tuple(unsharded), (unsharded[0],))
-
-    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
-        (gates,) = self.outputs
-        return [(self.inputs[0], RouteGradient((cotangents[gates], gates), ("?",), self.num_chosen, self.dim))]
-
-
-@dataclass(frozen=True, slots=True)
-class RouteGradient(Route):
-    """The gradient of the softmax over the chosen experts, from that of the gates and the gates."""
-
-    @property
-    def missing_kernel(self) -> str:
-        return ""
-
-    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
-        return []

@@ -17,15 +17,18 @@ CAUSAL_SHARE = 0.5  # of the square of scores
 class SelectKeys(Operation):
     """Positions [B,T,s] of the keys that each query attends to: those with the s largest scores among it and the keys before.
 
-    Inputs: queries [B,T,A,Y], keys [B,T,Y] and weights [B,T,A] of an indexer, and positions[T] of the queries and of the keys. A
-    score is the sum over the indexer's heads A of weight * relu(query * key). Keys are needed unsharded along T where queries are
-    split. No gradient flows: a choice has none. Where a query has fewer keys, the others are those at its own position. Source:
-    DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
+    Inputs: queries [B,T,A,Y], keys [B,T,Y] and weights [B,T,A] of an indexer, and positions[T] of the queries and of the
+    keys. A score is the sum over the indexer's heads A of weight * relu(query * key). Keys are needed unsharded along T where
+    queries are split. No gradient flows: a choice has none. Where a query has fewer keys, the others are those at its own
+    position. With a `window`, the letter of its size, keys [B,T/m,Y] are compressed ones of so many tokens (`CompressKeys`),
+    whose positions are those of their first tokens; a query sees them if it is not before their last one, and fewer than s
+    are filled up with -1. Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
     """
 
     kind: ClassVar[OperationKind] = "select"
     num_selected: str = "s"
     sequence: str = "T"
+    window: str = ""
 
     @property
     def missing_kernel(self) -> str:
@@ -34,12 +37,12 @@ class SelectKeys(Operation):
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        queries, keys, weights, positions, _ = specs
+        queries, keys, weights, positions, key_positions = specs
         rows = {dim: queries.axes_of(dim) for dim in queries.dims[:2]}
         query_positions = Spec.of(positions.dims, {self.sequence: rows[self.sequence]})
         every_key = Spec.of(keys.dims, {dim: axes for dim, axes in rows.items() if dim != self.sequence})
         operands = (
-            Spec.of(queries.dims, rows), every_key, Spec.of(weights.dims, rows), query_positions, Spec.of(positions.dims)
+            Spec.of(queries.dims, rows), every_key, Spec.of(weights.dims, rows), query_positions, Spec.of(key_positions.dims)
         )  # fmt: skip
         return OperationSharding(operands, (Spec.of(dims[self.outputs[0]], rows),))
 
@@ -47,7 +50,7 @@ class SelectKeys(Operation):
         """Return 2 FLOPs per element of the products over the causal half of the scores: queries by keys, weights by these."""
         queries, keys = sharding.inputs[:2]
         scores = [LocalDim(d, queries.axes_of(d)) for d in queries.dims[:-1]]
-        scores.append(LocalDim(self.sequence, keys.axes_of(self.sequence)))
+        scores.append(LocalDim(keys.dims[1], keys.axes_of(keys.dims[1])))
         by_key = multiply_symbols([*scores, LocalDim(queries.dims[-1], ())], 2.0 * CAUSAL_SHARE)
         return by_key + multiply_symbols(scores, 2.0 * CAUSAL_SHARE)
 

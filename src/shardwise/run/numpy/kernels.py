@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.model import DEFAULT_NUMERICS, SWIGLU_CLAMP, Gating, Numerics, Optimizer, formula_values, get_optimizer
-from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, NORM_EPSILON, ROTARY_BASE, SOFTMAX
+from shardwise.model.numerics import (
+    CLAMPED_SWIGLU_SLOPE,
+    NORM_EPSILON,
+    ROTARY_BASE,
+    SIGMOID,
+    SOFTMAX,
+    SQRT_SOFTPLUS,
+    SWIGLU_LIMIT,
+)
 
 Array = NDArray[Any]
 
@@ -82,6 +90,11 @@ def _sigmoid_slope(x: Array) -> Array:
 def _silu_slope(x: Array) -> Array:
     s = _sigmoid(x)
     return s * (1.0 + x * (1.0 - s))
+
+
+def _limited_gate(gate: Array) -> Array:
+    low = np.minimum(gate, SWIGLU_LIMIT)
+    return low * _sigmoid(low)
 
 
 def _clamped_gate(gate: Array) -> Array:
@@ -191,6 +204,12 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "clamped_swiglu": lambda gate, up, width: _clamped_gate(gate) * (np.clip(up, -SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0),
     "clamped_swiglu_dgate": _clamped_swiglu_dgate,
     "clamped_swiglu_dup": lambda dy, gate, up, width: dy * _clamped_gate(gate) * (np.abs(up) <= SWIGLU_CLAMP),
+    "limited_swiglu": lambda gate, up, width: _limited_gate(gate) * np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT),
+    "limited_swiglu_dgate": lambda dy, gate, up, width: (
+        dy * np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT) * _silu_slope(gate) * (gate <= SWIGLU_LIMIT)
+    ),
+    "limited_swiglu_dup": lambda dy, gate, up, width: dy * _limited_gate(gate) * (np.abs(up) <= SWIGLU_LIMIT),
+    "repeat": lambda x, width: x,
     "gelu": lambda x, width: _gelu(x),
     "gelu_dx": lambda dy, x, width: dy * _gelu_slope(x),
     "relu": lambda x, width: np.maximum(x, 0.0),
@@ -276,13 +295,26 @@ def _scores(q: Array, k: Array, queries: Array, keys: Array, selected: Array | N
 
 
 def select_keys(
-    queries: Array, keys: Array, weights: Array, positions: Array, key_positions: Array, num_selected: int
+    queries: Array,
+    keys: Array,
+    weights: Array,
+    positions: Array,
+    key_positions: Array,
+    num_selected: int,
+    window: int = 0,
 ) -> Array:
-    """Return the positions [B,T,s] of the keys with the largest scores, of those at a query's position and before."""
+    """Return the positions [B,T,s] of the keys with the largest scores, of those at a query's position and before.
+
+    Keys of a `window` of so many tokens have the positions of their first ones, and a query sees those whose last one is not
+    after it; where there are fewer than s, others are -1.
+    """
     scores = np.einsum("bta,btas->bts", weights, np.maximum(np.einsum("btay,bsy->btas", queries, keys), 0.0))
-    visible = positions[:, None] >= key_positions[None, :]
+    visible = positions[:, None] >= key_positions[None, :] + max(window - 1, 0)
     best = np.argsort(-np.where(visible, scores, -np.inf), axis=-1, kind="stable")[..., :num_selected]
     chosen = key_positions[best]
+    if window:
+        chosen = np.where(chosen + window - 1 <= positions[:, None], chosen, -1)
+        return np.pad(chosen, ((0, 0), (0, 0), (0, num_selected - chosen.shape[-1])), constant_values=-1)
     return np.where(chosen <= positions[:, None], chosen, positions[:, None])
 
 
@@ -380,7 +412,7 @@ class Router:
         >>> gates.round(6).tolist(), scores.round(6).tolist()
         ([[[0.8, 0.2, 0.0, 0.0]]], [[[0.4, 0.1, 0.3, 0.2]]])
         """
-        scores = _softmax(logits) if self.gating.scores == SOFTMAX else 1.0 / (1.0 + np.exp(-logits))
+        scores = SCORES[self.gating.scores](logits)
         preferred = scores if bias is None else scores + bias
         chosen = _top_mask(np.where(self._allowed(preferred), preferred, -np.inf), num_chosen)
         gates = np.where(chosen, scores, 0.0)
@@ -403,6 +435,8 @@ class Router:
         dscores = np.where(gates > 0, dchosen, 0.0)
         if self.gating.scores == SOFTMAX:
             return np.array(scores * (dscores - (dscores * scores).sum(axis=-1, keepdims=True)))
+        if self.gating.scores == SQRT_SOFTPLUS:
+            return np.array(-np.expm1(-(scores**2)) / (2.0 * scores) * dscores)
         return np.array(scores * (1.0 - scores) * dscores)
 
 
@@ -412,6 +446,11 @@ DEFAULT_ROUTER = Router()
 def _softmax(logits: Array) -> Array:
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.array(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+SCORES: Mapping[str, Callable[[Array], Array]] = {
+    SOFTMAX: _softmax, SIGMOID: _sigmoid, SQRT_SOFTPLUS: lambda logits: np.sqrt(np.logaddexp(0.0, logits)),
+}  # fmt: skip
 
 
 def _top_mask(scores: Array, count: int) -> Array:
