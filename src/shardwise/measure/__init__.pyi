@@ -38,6 +38,9 @@ from .reconcile.trace_analysis import load_trace_analysis as load_trace_analysis
 from .run_analysis import MeasurementSource as MeasurementSource
 from .run_analysis import RunDescription as RunDescription
 from .run_analysis import analyse_run as analyse_run
+from .serving.bench_results import BenchResult as BenchResult
+from .serving.bench_results import calibrate_serving as calibrate_serving
+from .serving.bench_results import read_bench_results as read_bench_results
 from .serving.serving_validation import ServingValidation as ServingValidation
 from .serving.serving_validation import validate_serving_rows as validate_serving_rows
 from .utilisation import MeasuredStep as MeasuredStep

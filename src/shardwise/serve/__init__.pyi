@@ -17,6 +17,7 @@ from .inference_pass import instance_degrees as instance_degrees
 from .legality import require_legal_serving_layout as require_legal_serving_layout
 from .legality import serving_layout_problems as serving_layout_problems
 from .published_formats import published_formats as published_formats
+from .serving_calibration import ServingCalibration as ServingCalibration
 from .serving_deployment import ServingDeployment as ServingDeployment
 from .serving_estimate import Prediction as Prediction
 from .serving_estimate import ServingEstimate as ServingEstimate

@@ -15,6 +15,7 @@ from shardwise.serve.legality import require_legal_serving_layout
 from shardwise.serve.memory import MemoryColumns, size_memory
 from shardwise.serve.pass_cost import HOST
 from shardwise.serve.pass_work import Column
+from shardwise.serve.serving_calibration import ServingCalibration
 from shardwise.serve.serving_constants import constants_file
 from shardwise.serve.serving_estimate import Prediction, ServingEstimate, ServingMemory, ServingVerdict
 from shardwise.serve.serving_layout import ServingLayout
@@ -65,10 +66,12 @@ class ServingModel:
         )  # fmt: skip
         weights = problem.formats.expert_format if problem.architecture.num_experts else problem.formats.weight_format
         factor = self.engine.release_factor(problem.cluster.chip.catalog_name, weights.name)
+        measured = problem.calibration or ServingCalibration(pass_factor=1.0)
         return PassPricer(
             work=TableWork.of(problem.architecture, table, lengths), rates=self.rates,
-            fuses_chunks=self.engine.fuses_chunks and limits.chunked_prefill, pass_factor=factor.pass_factor,
-            first_token_factor=factor.first_token_factor, acceptance=limits.acceptance or None,
+            fuses_chunks=self.engine.fuses_chunks and limits.chunked_prefill,
+            pass_factor=factor.pass_factor * measured.pass_factor,
+            first_token_factor=factor.first_token_factor * measured.first_token_factor, acceptance=limits.acceptance or None,
         )  # fmt: skip
 
     @cached_property

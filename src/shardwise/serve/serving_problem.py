@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shardwise.hardware import Cluster
 from shardwise.model import Architecture
 from shardwise.serve.formats import ServingFormats
+from shardwise.serve.serving_calibration import ServingCalibration
 from shardwise.serve.workload import LatencyLimits, Workload
 from shardwise.values import raise_problems
 
@@ -48,7 +49,7 @@ class BatchLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingProblem:
     """A model that is served on a cluster under a workload; `engine` names one of `engines`, `release` one of its releases
-    (None: the newest with constants)."""
+    (None: the newest with constants). `calibration` has what was measured on this cluster beside what is published."""
 
     architecture: Architecture
     cluster: Cluster
@@ -58,3 +59,4 @@ class ServingProblem:
     formats: ServingFormats = field(default_factory=ServingFormats)
     batch_limits: BatchLimits = field(default_factory=BatchLimits)
     latency_limits: LatencyLimits = field(default_factory=LatencyLimits)
+    calibration: ServingCalibration | None = None
