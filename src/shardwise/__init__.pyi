@@ -54,6 +54,7 @@ from .present.verbs.rooflines_and_rules import rule as rule
 from .present.verbs.rooflines_and_rules import rules as rules
 from .present.verbs.serving import serve_estimate as serve_estimate
 from .present.verbs.serving import serve_plan as serve_plan
+from .present.verbs.serving_launches import serve_read as serve_read
 from .present.verbs.sharded_products import collective as collective
 from .present.verbs.sharded_products import matmul as matmul
 from .present.verbs.sharded_products import reshard as reshard

@@ -63,6 +63,7 @@ SESSIONS = {
         "shardwise.explain/3",
     "serve estimate llama-3-8b h100:2 --isl 1000 --osl 200 --concurrency 8":
         "shardwise.serving_estimate/1",
+    "serve read 'vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs 64' h100:2": "shardwise.serving-launch/1",
     "serve plan gpt-oss-20b h100:4 --isl 1000 --osl 200 --rate 5/s --ttft 2s --tpot 30ms":
         "shardwise.serving_plan/1",
     f"{PLAN}; instructions plan.json --pass forward --unit block":

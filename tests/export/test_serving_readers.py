@@ -83,6 +83,11 @@ def test_command_lines(line, layout, limits, length):
         ("vllm serve Qwen/Qwen3-32B --enforce-eager=true", "found the value 'true'; the flag alone"),
         ("vllm serve Qwen/Qwen3-32B extra", "found the words 'extra' that belong to no option"),
         ("vllm serve Qwen/Qwen3-32B --dtype float8", "dtype: found 'float8'"),
+        (
+            "vllm serve Qwen/Qwen3-32B -sc '{method: mtp}'",
+            "speculative-config: found '{method: mtp}'; JSON is required",
+        ),
+        ("vllm serve Qwen/Qwen3-32B --port <PORT>", "port: found '<PORT>'; a value of type int is required"),
         ("vllm serve Qwen/Qwen3-32B -tp $GPUS", "found '\\$GPUS', a variable that nothing sets here"),
         ("vllm serve -tp 4", "no checkpoint is named"),
         ("vllm serve Qwen/Qwen3-32B --config serve.yaml", "'serve.yaml', which is not read; give the file"),
@@ -178,7 +183,7 @@ spec:
         - image: vllm/vllm-openai:latest
           command: [sh, -c, "bash ray.sh leader --ray_cluster_size=$(LWS_GROUP_SIZE); python3 -m
             vllm.entrypoints.openai.api_server --port 8080 --model deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8
-            --pipeline_parallel_size 2"]
+            --pipeline_parallel_size $(LWS_GROUP_SIZE)"]
     workerTemplate:
       spec: {containers: [{image: "vllm/vllm-openai:latest", command: [sh, -c, "bash ray.sh worker"]}]}
 """
@@ -200,10 +205,10 @@ def test_files_of_options():
     assert str(reading.launch.layout) == "attention_dp=8"
     assert reading.launch.batch_limits == BatchLimits(max_num_seqs=16, memory_fraction=0.8, chunked_prefill=False)
     assert (reading.launch.formats.cache, reading.not_priced) == ("fp8", {"moe_config.backend": "time"})
-    alone = read(yaml, "config.yaml", checkpoint="deepseek-ai/DeepSeek-V3")
+    alone = read(yaml, "config.yaml", checkpoint_default="deepseek-ai/DeepSeek-V3")
     assert (alone.engine.name, alone.launch.batch_limits.max_num_seqs) == ("trtllm", 16)
     with pytest.raises(InputError, match=r"kv_cache_config\.dtpe: no option of TensorRT-LLM"):
-        read("kv_cache_config: {dtpe: fp8}\nmax_batch_size: 2\n", "config.yaml", checkpoint="Qwen/Qwen3-32B")
+        read("kv_cache_config: {dtpe: fp8}\nmax_batch_size: 2\n", "config.yaml", checkpoint_default="Qwen/Qwen3-32B")
     with pytest.raises(InputError, match="none of its keys is an option"):
         read("services: {}\n", "compose.yaml")
 

@@ -14,8 +14,12 @@ from .read_launch import read_files as read_files
 from .serving.engines import ENGINES as ENGINES
 from .serving.engines import get_engine as get_engine
 from .serving.export_serving import export_serving as export_serving
+from .serving.price_serving import PricedServing as PricedServing
+from .serving.price_serving import price_serving as price_serving
+from .serving.read_serving import COMMAND_LINE as COMMAND_LINE
 from .serving.read_serving import ReadServing as ReadServing
 from .serving.read_serving import read_serving as read_serving
+from .serving.read_serving import read_serving_files as read_serving_files
 from .weights.convert import ConvertedModel as ConvertedModel
 from .weights.convert import ConvertOptions as ConvertOptions
 from .weights.convert import convert as convert

@@ -61,7 +61,10 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "instructions": ("search.instruction_listing:InstructionsRecord",),
     "memory": ("search.layout_memory:MemoryRecord",),
     "kv-cache": ("book_formulas.kv_cache:KvCacheRecord",),
-    "serve": ("search.serving.payloads:ServingEstimateRecord", "search.serving.payloads:ServingPlanRecord"),
+    "serve": (
+        "search.serving.payloads:ServingEstimateRecord", "search.serving.payloads:ServingPlanRecord",
+        "interop.serving.price_serving:ServingLaunchRecord",
+    ),
     "roofline": ("book_formulas.rooflines.payloads:KernelsRecord", "book_formulas.rooflines.payloads:BlockRecord"),
     "rule": ("book_formulas.named_rules:RuleRecord",),
     "matmul": ("verify.product_checks:MatmulRecord",),

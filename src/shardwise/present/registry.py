@@ -73,6 +73,9 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.interop:export_report", "interop.launches.export_launch:ExportRecord.of"
     ),
     "PricedLaunch": ResultFunctions("present.reports.interop:launch_report", "interop.read_launch:LaunchRecord.of"),
+    "PricedServing": ResultFunctions(
+        "present.reports.serving_launch:serving_launch_report", "interop.serving.price_serving:ServingLaunchRecord.of"
+    ),
     "CatalogueEntries": ResultFunctions(
         "present.reports.catalogue:catalogue_report", "present.catalogue_values:CatalogueRecord.of"
     ),

@@ -102,6 +102,7 @@ class Engine:
     field_options: Mapping[str, tuple[str, ...]]  # options that each field of a launch is read from
     environment: str = ""  # beginning of the names of its variables
     model_flags: tuple[str, ...] = ()  # options that name the checkpoint
+    memory_fraction: float | None = None  # the release's default; None: it follows from the model and the chip
     file_counts_first: bool = False  # a value of the file of options counts before the command line's
 
     @property
@@ -172,7 +173,7 @@ class Engine:
     def origins(self, options: Options, checkpoint: str) -> Mapping[str, str]:
         """Return what each field of a launch is read from: options with their values, or the release's default."""
         return {
-            name: ", ".join(f"{option} {options[option]}" for option in sources if option in options)
+            name: ", ".join(f"--{option} {options[option]}" for option in sources if option in options)
             or f"default of {self.title} {self.version}"
             for name, sources in self.field_options.items()
         }

@@ -28,7 +28,7 @@ ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vllm-openai": ("vllm", "serve"),
 WRAPPERS = ("env", "exec", "nohup", "sudo", "time")  # programs that start another one in an environment
 SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/env")
 _VARIABLE_SETTING = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
-_REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(&\d|[^&\s]\S*)?")
+_REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(&\d|[^&\s]\S*(?<!>))?")
 _CONTAINER_VARIABLE = re.compile(r"\$\(([A-Za-z_]\w*)\)")
 # Options of `docker run` and `podman run` with a value, beside those with an equals sign. Source: Docker's reference, docker run.
 DOCKER_VALUES = frozenset({
@@ -176,17 +176,21 @@ def _object_commands(tree: Mapping[str, Any], source: str) -> Iterator[EngineCom
         size = group.get("size", 1)
         template = _section(group, "leaderTemplate") or _section(group, "workerTemplate")
         num_nodes = size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 1
+        group_variables = {"LWS_GROUP_SIZE": str(num_nodes)}  # set by the controller
     else:
         template = _section(spec, "template") or ({"spec": spec} if "containers" in spec else {})
-        num_nodes = 1
+        num_nodes, group_variables = 1, dict[str, str]()
     where = f"{source}: {tree['kind']} {_section(tree, 'metadata').get('name', '')}".rstrip()
     for container in (_section(template, "spec").get("containers") or [])[:MAX_CONTAINERS]:
-        if isinstance(container, dict) and (command := _read_container(container, where)) is not None:
+        if isinstance(container, dict) and (command := _read_container(container, where, group_variables)) is not None:
             yield replace(command, replicas=replicas, num_nodes=num_nodes)
 
 
-def _read_container(container: Mapping[str, Any], source: str) -> EngineCommand | None:
-    environment = {
+def _read_container(
+    container: Mapping[str, Any], source: str, group_variables: Mapping[str, str]
+) -> EngineCommand | None:
+    """Return the engine's command of a container, with the variables that the manifest sets filled in."""
+    environment = dict(group_variables) | {
         str(entry["name"]): str(entry.get("value", ""))
         for entry in container.get("env") or []
         if isinstance(entry, dict) and "name" in entry and "value" in entry

@@ -108,6 +108,8 @@ class FlagReader:
         if problem and option.choices and isinstance(value, str):
             folded = value.lower().replace("-", "_")  # as vLLM's options of kernels are read
             value, problem = (folded, None) if folded in option.choices else (value, problem)
+        if option.kind == "any" and isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+            problem = f"{option.name}: found {short_repr(value)}; JSON is required"
         is_none = isinstance(value, str) and value.lower() == "none"
         if problem and "$" in str(value) and option.effect != "none":
             parsed.problems.append(
@@ -162,7 +164,7 @@ class FlagReader:
                 return self.syntax.automatic[option.name] if text == "auto" else self._parse_count(text)
             if option.kind == "float":
                 return parse_number(text)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, InputError):  # a text that is not a number, or is too long for one
             return text
         return _json_or_text(text) if option.kind == "any" else text
 
@@ -202,7 +204,7 @@ def _number_or_text(text: str) -> Any:
     for parse in (parse_integer, parse_number):
         try:
             return parse(text)
-        except ValueError:
+        except (ValueError, InputError):  # a text that is not a number, or is too long for one
             continue
     return text
 

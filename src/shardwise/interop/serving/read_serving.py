@@ -42,7 +42,8 @@ class ReadServing:
 
     `options` are all of it by the engine's names, `origins` the options that each field of the launch is read from, `not_priced`
     what an option or a variable changes ("model", "memory" or "time") that a price leaves out, and `unread` options that change
-    nothing. `num_nodes` of one instance, where a manifest or an option says so.
+    nothing. `replicas` of a manifest are among those of the layout;
+    `num_nodes` are those of one instance, where a manifest or an option says so.
     """
 
     engine: Engine
@@ -52,6 +53,7 @@ class ReadServing:
     not_priced: Mapping[str, str]
     unread: tuple[str, ...]
     source: str
+    replicas: int | None = None
     num_nodes: int | None = None
     devices_per_node: int | None = None
     notes: tuple[str, ...] = ()
@@ -74,12 +76,13 @@ def read_serving_files(paths: Sequence[str]) -> dict[str, str]:
 
 def read_serving(
     files: Mapping[str, str], *, engine: str | None = None, architecture: Architecture | None = None,
-    checkpoint: str | None = None,
+    checkpoint_default: str | None = None,
 ) -> ReadServing:  # fmt: skip
     """Return what a launch says; `files` are its texts by name, `COMMAND_LINE` for a command line.
 
-    `engine` names the engine of a file of options, where no command says it, and `checkpoint` what it loads; `architecture` is
-    the model of a checkpoint that the catalogue does not have. Raises `InputError` with all that cannot be read.
+    `engine` names the engine of a file of options, where no command says it, and `checkpoint_default` what it loads then;
+    `architecture` is the model of a checkpoint that the catalogue does not have. Raises `InputError` with all that cannot be
+    read.
 
     >>> launch = read_serving({COMMAND_LINE: "vllm serve Qwen/Qwen3-32B -tp 4 --max-num-seqs 256"}).launch
     >>> str(launch.layout), launch.batch_limits.max_num_seqs, launch.architecture.name
@@ -89,7 +92,7 @@ def read_serving(
     target = ENGINES[command.engine]
     parsed = target.reader.read(command.tokens)
     options = _with_config_file(target, parsed, configs)
-    name = _checkpoint_name(target, parsed, options, checkpoint)
+    name = _checkpoint_name(target, parsed, options, checkpoint_default)
     raise_problems(parsed.problems)
     return _interpret(target, options, name, command, architecture)
 
@@ -160,13 +163,13 @@ def _with_config_file(target: Engine, parsed: ParsedWords, configs: Mapping[str,
     return {**parsed.options, **file_options} if target.file_counts_first else {**file_options, **parsed.options}
 
 
-def _checkpoint_name(target: Engine, parsed: ParsedWords, options: dict[str, Any], checkpoint: str | None) -> str:
+def _checkpoint_name(target: Engine, parsed: ParsedWords, options: dict[str, Any], default: str | None) -> str:
     """Return the checkpoint that is loaded; every engine takes one word of it, or an option."""
     tokens = parsed.positionals
     named = next((options[name] for name in target.model_flags if options.get(name)), None)
     if len(tokens) > 1:
         parsed.problems.append(f"found the words {', '.join(map(repr, tokens[1:4]))} that belong to no option")
-    name = checkpoint or (tokens[0] if tokens else named)
+    name = tokens[0] if tokens else named or default
     if name is None:
         parsed.problems.append("no checkpoint is named; a model is required: give --model")
         return ""
@@ -192,7 +195,8 @@ def _interpret(
         engine=target, launch=replace(launch, layout=launch.layout.with_replicas(replicas), flags=rest), options=options,
         origins=target.origins(options, name), not_priced={**reader.unpriced, **effects, **variables},
         unread=tuple(option for option in rest if option not in effects), source=command.source,
-        num_nodes=options.get("nnodes") or command.num_nodes, devices_per_node=command.devices, notes=tuple(notes),
+        replicas=command.replicas, num_nodes=options.get("nnodes") or command.num_nodes, devices_per_node=command.devices,
+        notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -185,7 +185,8 @@ ENGINE = Engine(
     vendors=("NVIDIA", "AMD"), server_options={"host": "0.0.0.0", "port": 30000},
     added=frozenset(["host", "port", "nnodes", "node-rank", "dist-init-addr", "config", "enable-prefill-cp", "cp-strategy"]),
     field_options={
-        "layout.tp": ("tp-size",), "layout.attention_dp": ("attn-dp-size", "enable-dp-attention"), "layout.pp": ("pp-size",),
+        "layout.tp": ("tp-size",), "layout.attention_dp": ("attn-dp-size", "enable-dp-attention", "dp-size"),
+        "layout.pp": ("pp-size",),
         "layout.cp": ("attn-cp-size",), "layout.ep": ("ep-size", "moe-dp-size"), "layout.replicas": ("dp-size",),
         "formats": ("quantization", "dtype"), "formats.cache": ("kv-cache-dtype",),
         "batch_limits.max_num_seqs": ("max-running-requests",),

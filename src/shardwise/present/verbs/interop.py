@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 from shardwise import interop, search
 from shardwise.hardware import load_cluster
 from shardwise.model import load_model
-from shardwise.present.arguments import PlanOrFile, read_plan
+from shardwise.present.arguments import read_plan
 from shardwise.present.verb import Argument, Export, verb
+from shardwise.serve import ServingDeployment
 from shardwise.values import InputError, argument_label, parse_count, require_writable
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
     from shardwise.interop import ConvertedModel, ConvertOptions, ExportedLaunch, PricedLaunch
     from shardwise.model import Architecture
+    from shardwise.search import Plan
 
+PlanOrServingPlan = Annotated[
+    "str | os.PathLike[str] | Plan | ServingDeployment",
+    Argument(
+        group="plan", metavar="PLAN", help="a file that `shardwise plan --out` or `shardwise serve plan --out` wrote"
+    ),
+]
 MEGATRON_RANKS = "megatron-ranks"  # the format of `convert` that is one of degrees
 
 
@@ -33,12 +41,12 @@ MEGATRON_RANKS = "megatron-ranks"  # the format of `convert` that is one of degr
     group_order=("plan", "output"),
 )
 def export_plan(
-    plan: PlanOrFile,
+    plan: PlanOrServingPlan,
     target: Annotated[
         str,
         Argument(
             flag="--to", group="plan", required=True, metavar="TARGET", completes="targets",
-            help="the framework, as `shardwise show targets` names it",
+            help="the framework, as `shardwise show targets` names it; of a serving plan vllm, sglang or trtllm",
         ),
     ],
     out: Annotated[
@@ -51,7 +59,8 @@ def export_plan(
 ) -> ExportedLaunch:  # fmt: skip
     """Return a plan as the launch of a training framework: its files, and the command that starts them.
 
-    `plan` is a plan or the path of its file, `target` a name that `shardwise show targets` lists. With `out` the files are
+    `plan` is a plan or the path of its file, `target` a name that `shardwise show targets` lists. A serving plan or deployment is
+    written as the launch of an engine: vllm, sglang or trtllm. With `out` the files are
     written to that folder, which is made. Raises `InputError` if the framework cannot run the plan, with each reason and the
     nearest layout that it can.
 
@@ -61,8 +70,27 @@ def export_plan(
     >>> launch.command, list(launch.files), launch.not_expressible
     ('bash launch.sh', ['launch.sh', 'launch.slurm', 'README.md'], ())
     """
-    launch = interop.export(read_plan(plan), interop.get_target(target))
+    launch = _export_to(plan, target)
     return launch if out is None else interop.write_launch(launch, os.fspath(out), argument_label("out"))
+
+
+def _export_to(plan: Plan | ServingDeployment | str | os.PathLike[str], target: str) -> ExportedLaunch:
+    """Return a plan as a launch of a training framework, or a serving plan or deployment as one of an engine."""
+    if isinstance(plan, (str, os.PathLike)) and search.is_serving_file(os.fspath(plan)):
+        plan = search.load_deployment(os.fspath(plan))
+    if not isinstance(plan, ServingDeployment):
+        if target in interop.ENGINES:
+            raise InputError(
+                f"{argument_label('target')}: {target} serves, and found a plan of a training; a serving plan is required, which "
+                "`shardwise serve plan MODEL CLUSTER --out FILE` writes"
+            )
+        return interop.export(read_plan(plan), interop.get_target(target))
+    if target in interop.TARGETS:
+        raise InputError(
+            f"{argument_label('target')}: {target} trains, and found a serving plan; one of {', '.join(interop.ENGINES)} is "
+            "required"
+        )
+    return interop.export_serving(plan, interop.get_engine(target))
 
 
 def _write_plan(launch: PricedLaunch, target: str) -> None:

@@ -1,4 +1,5 @@
-"""`serve`: what a serving configuration gives, and which one to run. Its kinds are functions of their own: estimate and plan."""
+"""`serve`: what a serving configuration gives, which one to run, and what an engine's launch costs. Its kinds are functions:
+estimate, plan and read."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from shardwise.hardware.cluster import replace_chip
 from shardwise.model import Architecture, load_model
 from shardwise.model.load import override_architecture
 from shardwise.present import charts
-from shardwise.present.arguments import ClusterName, Model, overrides_argument
+from shardwise.present.arguments import CLUSTER_HELP, MODEL_HELP, ClusterName, Model, overrides_argument
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, Export, Mode, read_arguments, verb
+from shardwise.present.verbs.serving_launches import LAUNCH, serve_read
 from shardwise.serve import (
     WEIGHT_FORMATS,
     BatchLimits,
@@ -38,25 +40,33 @@ from shardwise.values import (
 )
 
 if TYPE_CHECKING:
+    from shardwise.interop import PricedServing
     from shardwise.search.serving.serving_plan import ServingPlan
     from shardwise.serve import ServingEstimate
 
-Kind = Literal["estimate", "plan"]
+Kind = Literal["estimate", "plan", "read"]
 LOAD, ENGINE, LIMITS = "load", "engine", "limits"
 SERVED_ROOMS = ("model", "chip")
 PLAN_EXPORTS = ("out", "pareto")
+READ_CLUSTER = "launch_cluster"  # the flag --cluster of `serve read`
+ModelOrLaunch = Annotated[
+    "str | os.PathLike[str] | Architecture",
+    Argument(metavar="MODEL", group="model", completes="models", help=f"{MODEL_HELP}; of read: the launch"),
+]
+OptionalCluster = Annotated[
+    "str | os.PathLike[str] | Cluster | None",
+    Argument(group="cluster", completes="clusters", optional=True, help=CLUSTER_HELP),
+]
 FORMAT_FIELDS = {"weights": "weights", "expert_weights": "experts", "attention_weights": "attention", "cache": "cache"}
 
 
 class ServingFields(TypedDict, total=False):
     """Arguments of both kinds: lengths of requests, the engine, formats, limits that it starts with, replaced values."""
 
-    isl: Annotated[
-        int | str, Argument(flag="--isl", group=LOAD, metavar="N", required=True, help="mean input tokens of a request")
-    ]
+    isl: Annotated[int | str, Argument(flag="--isl", group=LOAD, metavar="N", help="mean input tokens of a request")]
     osl: Annotated[
         int | str,
-        Argument(flag="--osl", group=LOAD, metavar="N", required=True, help="mean output tokens of a request"),
+        Argument(flag="--osl", group=LOAD, metavar="N", help="mean output tokens of a request"),
     ]
     cached_tokens: Annotated[
         int | str,
@@ -294,39 +304,81 @@ def _parse_time(text: float | str | None, name: str) -> float | None:
     return parse_duration(text, label=argument_label(name))
 
 
-KINDS: Mapping[Kind, Callable[..., Any]] = {"estimate": serve_estimate, "plan": serve_plan}
+KINDS: Mapping[Kind, Callable[..., Any]] = {"estimate": serve_estimate, "plan": serve_plan, "read": serve_read}
+# What each kind takes beside the arguments that its function declares, and what it needs of them.
+SHARED: Mapping[Kind, tuple[str, ...]] = {
+    "estimate": ("kind",), "plan": ("kind", *PLAN_EXPORTS),
+    "read": ("kind", "model", "cluster", READ_CLUSTER, "isl", "osl", "concurrency", "rate_per_s"),
+}  # fmt: skip
+REQUIRED: Mapping[Kind, tuple[str, ...]] = {
+    "estimate": ("cluster", "isl", "osl"),
+    "plan": ("cluster", "isl", "osl"),
+    "read": (),
+}
 
 
 def _mode(kind: Kind) -> Mode:
     """Return the mode of a kind, which refuses flags of the others."""
 
     def check(arguments: Mapping[str, Any]) -> None:
-        accepted = read_arguments(KINDS[kind])
-        flags = [name for name in arguments if name not in accepted and name not in ("kind", *PLAN_EXPORTS)]
-        owners = {name: [key for key, function in KINDS.items() if name in read_arguments(function)] for name in flags}
-        raise_problems(
-            [
-                f"{argument_label(name)}: of `serve {' or '.join(kinds)}`, found with `serve {kind}`; leave it out"
-                for name, kinds in owners.items()
-            ]
-        )
-        exports = [f"--{name}" for name in PLAN_EXPORTS if name in arguments]
-        if exports and kind != "plan":
-            raise InputError(f"{', '.join(exports)}: of `serve plan`, found with `serve {kind}`; leave it out")
+        accepted = {key: {*read_arguments(function), *SHARED[key]} for key, function in KINDS.items()}
+        owners = {
+            name: [key for key in KINDS if name in accepted[key]] for name in arguments if name not in accepted[kind]
+        }
+        problems = [
+            f"{_flag(name)}: of `serve {' or '.join(kinds)}`, found with `serve {kind}`; leave it out"
+            for name, kinds in owners.items()
+        ]
+        problems += [
+            f"{_flag(name)}: missing; `serve {kind}` requires it" for name in REQUIRED[kind] if name not in arguments
+        ]
+        raise_problems(problems)
 
-    return Mode(function=KINDS[kind], applies=lambda arguments: arguments["kind"] == kind, check=check)
+    return Mode(
+        function=KINDS[kind], applies=lambda arguments: arguments["kind"] == kind, check=check,
+        keywords=_read_keywords if kind == "read" else dict,
+    )  # fmt: skip
+
+
+def _flag(name: str) -> str:
+    """Return what errors call an argument or an export."""
+    return f"--{name}" if name in PLAN_EXPORTS else argument_label(name)
+
+
+def _read_keywords(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of `serve_read`: the first one is the launch, and the cluster a word or a flag."""
+    keywords = {name: value for name, value in arguments.items() if name not in ("kind", "model", READ_CLUSTER)}
+    if "cluster" in keywords and READ_CLUSTER in arguments:
+        raise InputError(f"{argument_label(READ_CLUSTER)}: a cluster is named twice; leave one out")
+    if READ_CLUSTER in arguments:
+        keywords["cluster"] = arguments[READ_CLUSTER]
+    if "rate_per_s" in keywords:
+        keywords["rate_per_s"] = parse_rate(keywords["rate_per_s"], argument_label("rate_per_s"))
+    return {**keywords, "launch": arguments["model"]}
 
 
 @verb(
     description="""What serving a model gives and costs. `estimate` prices one layout: time to the first token, time per token,
 tokens per second and device, memory, what bounds a pass. `plan` finds the layout, the number of instances and the batch limits
-that serve a rate within limits on latency on the fewest devices, or without a rate the most on the whole cluster.""",
+that serve a rate within limits on latency on the fewest devices, or without a rate the most on the whole cluster. `read` takes
+the launch of vLLM, SGLang or TensorRT-LLM (a command line, a script, a manifest, a file of options, a folder of them) and says
+what it is, what it costs and whether it fits. Nothing of what is read is run.""",
     examples=(
         'shardwise serve estimate qwen3-32b b200:2 --layout "tp=2" --engine vllm --concurrency 64 --isl 8192 --osl 1024',
         "shardwise serve plan llama-3.3-70b h100:8 --isl 2000 --osl 500 --rate 4/s --ttft 2s --tpot 40ms --engine vllm",
         "shardwise serve plan deepseek-v3 h200:32 --isl 4000 --osl 1000 --tpot 30ms --engine sglang --pareto front.svg",
+        'shardwise serve read "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 256" --cluster h100:4',
     ),
     modes=tuple(_mode(kind) for kind in KINDS),
+    switches={
+        READ_CLUSTER: Argument(
+            flag="--cluster",
+            group=LAUNCH,
+            metavar="CLUSTER",
+            completes="clusters",
+            help="what the launch runs on, such as h100:4",
+        )
+    },
     exports=(
         Export(
             flag="--out",
@@ -335,18 +387,18 @@ that serve a rate within limits on latency on the fewest devices, or without a r
         ),
         picture("--pareto", "of `plan`: draw the tokens/s of a user against those of a device", charts.serving_chart),
     ),
-    group_order=("model", "cluster", LOAD, ENGINE, LIMITS, "output"),
+    group_order=("model", "cluster", LOAD, ENGINE, LIMITS, LAUNCH, "output"),
     has_details=True,
 )
 def serving(
     kind: Annotated[Kind, Argument(group="model", metavar="WHAT", choices=tuple(KINDS), help=" or ".join(KINDS))],
-    model: Model,
-    cluster: ClusterName,
+    model: ModelOrLaunch,
+    cluster: OptionalCluster = None,
     **arguments: Any,
-) -> ServingEstimate | ServingPlan:
+) -> ServingEstimate | ServingPlan | PricedServing:
     """Answer a question of a kind: `serving("plan", "llama-3-70b", "h100:8", ...)` is `serve_plan("llama-3-70b", ...)`.
 
     Raises `InputError` as the kind does.
     """
-    answer: ServingEstimate | ServingPlan = KINDS[kind](model, cluster, **arguments)
+    answer: ServingEstimate | ServingPlan | PricedServing = KINDS[kind](model, cluster, **arguments)
     return answer

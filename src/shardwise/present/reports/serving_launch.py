@@ -1,0 +1,92 @@
+"""Report of an engine's launch that was read: what it says, what is not priced of it, what it costs and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shardwise.present.rendering.numbers import count, num_bytes, significant
+from shardwise.present.rendering.report import Block, Line, Number, Report, Section, Status, Table
+from shardwise.values import format_seconds, format_usd
+
+if TYPE_CHECKING:
+    from shardwise.interop.serving.price_serving import PricedServing
+    from shardwise.serve import Prediction, ServingEstimate
+
+
+def serving_launch_report(priced: PricedServing) -> Report:
+    """Report the fields of a launch with what each was read from, its price, and in detail what changes nothing."""
+    reading = priced.reading
+    title = f"{reading.launch.checkpoint} with {reading.engine.title} {reading.engine.version}: {reading.launch.layout}"
+    rows = [
+        (field.name, field.value or "the engine's own", field.origin)
+        for field in priced.fields
+        if field.value not in ("1", "0") or not field.origin.startswith("default")
+    ]
+    unread = [Section([f"  {', '.join(reading.unread)}"], title="options that change nothing", detail=True)]
+    return [
+        Section([Table(rows=(("field", "value", "from"), *rows), indent=2)], title=title),
+        Section(list(_remarks(priced)), title="beside the price"),
+        Section(list(_price(priced)), title="what it costs"),
+        *(unread if reading.unread else []),
+    ]
+
+
+def _remarks(priced: PricedServing) -> Iterator[Block]:
+    """Yield what options change without being priced, and notes."""
+    for name, effect in priced.reading.not_priced.items():
+        yield Status(f"  {name} changes the {effect}, which is not priced", "note")
+    for note in (*priced.reading.notes, *priced.notes):
+        yield f"  {note}"
+
+
+def _price(priced: PricedServing) -> Iterator[Block]:
+    """Yield the figures of a launch, or why there are none."""
+    estimate = priced.estimate
+    if estimate is None:
+        yield Status(f"  not known: {priced.reason}", "note")
+        return
+    load = f"{priced.estimate.concurrency:,.0f} requests in the system" if priced.estimate else ""
+    workload = estimate.problem.workload
+    yield f"  on {estimate.problem.cluster.name}, {load}, {workload.isl:,} tokens in and {workload.osl:,} out"
+    for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
+        prediction: Prediction = getattr(estimate, name)
+        number = Number(
+            format_seconds(prediction.value), prediction.value, "s", f"price.{name}.value", None, "prediction"
+        )
+        yield Line((f"  {label:11}", number, _interval(prediction, format_seconds)))
+    rate = estimate.tokens_per_s_per_device
+    number = Number(
+        f"{rate.value:,.0f}", rate.value, "tokens/s", "price.tokens_per_s_per_device.value", None, "prediction"
+    )
+    requests = significant(estimate.requests_per_s, "price.requests_per_s", digits=3)
+    yield Line(("  throughput ", number, " output tokens/s per device, ", requests, " requests/s of all"))
+    yield _memory(priced, estimate)
+    if priced.reason:
+        yield Status(f"  whether it fits is not known: {priced.reason}", "note")
+    yield f"  bound by   {estimate.bound}"
+    cost = estimate.usd_per_million_output_tokens
+    if cost is not None:
+        path = "price.usd_per_million_output_tokens.value"
+        dollars = Number(format_usd(cost.value), cost.value, "USD", path, None, "prediction")
+        yield Line(("  cost       ", dollars, _interval(cost, format_usd), " per million output tokens"))
+    yield from (f"  note: {note}" for note in estimate.notes)
+
+
+def _memory(priced: PricedServing, estimate: ServingEstimate) -> Line:
+    """Return the memory of the fullest device and the verdict on it."""
+    memory = estimate.memory
+    tone = {"fits": "good", "does not fit": "bad", "not known": "note"}[priced.verdict]
+    return Line((
+        "  memory     ", num_bytes(memory.weight_bytes, "price.memory.weight_bytes"), " of weights, ",
+        count(memory.cache_tokens, "price.memory.cache_tokens"), " tokens of cache, ",
+        count(memory.largest_batch, "price.memory.largest_batch"), " such requests in each copy of attention (",
+        Status(priced.verdict, tone), ")",  # type: ignore[arg-type]
+    ))  # fmt: skip
+
+
+def _interval(prediction: Prediction, text: object) -> str:
+    """Return the 90% interval of a prediction as a text, empty where there is none."""
+    if prediction.low is None or prediction.high is None or not callable(text):
+        return ""
+    return f" (90% interval {text(prediction.low)} to {text(prediction.high)})"

@@ -1,0 +1,123 @@
+"""What the launch of an engine costs: fields with their origins, verdicts that are withheld, the report and the JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import shardwise as sw
+from shardwise.interop.serving.price_serving import ServingLaunchRecord
+from shardwise.present.command_line import main
+from shardwise.present.registry import report_of
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.serve import BatchLimits, ServingLayout, ServingProblem, Workload, estimate_serving
+from shardwise.values import InputError, to_json
+
+LINE = "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 256"
+
+
+def test_a_line_is_priced_as_its_layout_and_limits_are():
+    priced = sw.serve_read(LINE, "h100:4", isl=2000, osl=500, concurrency=32)
+    problem = ServingProblem(
+        architecture=sw.load_model("qwen3-32b"), cluster=sw.load_cluster("h100:4"),
+        workload=Workload(isl=2000, osl=500, concurrency=32), batch_limits=BatchLimits(max_num_seqs=256, memory_fraction=0.92),
+    )  # fmt: skip
+    expected = estimate_serving(problem, ServingLayout(tp=4))
+    assert (priced.estimate.tpot_s, priced.estimate.memory) == (expected.tpot_s, expected.memory)
+    assert priced.verdict == "fits"
+    origins = {field.name: field.origin for field in priced.fields}
+    assert origins["layout.tp"] == "--tensor-parallel-size 4"
+    assert origins["batch_limits.memory_fraction"] == "default of vLLM 0.32.0"
+    assert origins["formats"] == "checkpoint Qwen/Qwen3-32B"
+
+
+def test_a_verdict_is_withheld_where_the_memory_is_not_priced():
+    priced = sw.serve_read(f"{LINE} --enforce-eager", "h100:4")
+    assert (priced.verdict, priced.reason) == ("not known", "enforce-eager changes the memory, which is not priced")
+    text = render_text(report_of(priced))
+    assert "whether it fits is not known: enforce-eager changes the memory" in text
+    assert "the launch says no load: priced with 1,024 tokens in" in text
+    payload = to_json(ServingLaunchRecord.of(priced))
+    assert json.loads(json.dumps(payload))["not_priced"] == {"enforce-eager": "memory"}
+    assert payload["price"]["tpot_s"]["low"] < payload["price"]["tpot_s"]["value"] < payload["price"]["tpot_s"]["high"]
+
+
+def test_models_and_clusters_that_are_not_known_have_no_price():
+    unknown = sw.serve_read("vllm serve someone/model-9b -tp 2", "h100:2")
+    assert unknown.estimate is None
+    assert "the catalogue has no model 'someone/model-9b'" in unknown.reason
+    assert sw.serve_read("vllm serve someone/model-9b -tp 2", "h100:2", served_model="llama-3-8b").verdict == "fits"
+    assert "no cluster is named" in sw.serve_read(LINE).reason
+    overridden = sw.serve_read(LINE + " --hf-overrides '{\"num_hidden_layers\": 2}'", "h100:4")
+    assert "hf-overrides make" in render_text(report_of(overridden))
+
+
+@pytest.mark.parametrize(
+    ("line", "cluster", "problem"),
+    [
+        (LINE, "h100:2", "4 devices"),
+        ("vllm serve Qwen/Qwen3-32B -tp 3", "h100:8", "tp is 3; a divisor of the 64 query heads"),
+        (f"{LINE} --max-model-len 1024", "h100:4", "requests of 2,048 tokens; at most the 1,024"),
+        ("nowhere.sh", "h100:4", "nowhere.sh: No such file"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(line, cluster, problem):
+    with pytest.raises(InputError, match=problem):
+        sw.serve_read(line, cluster)
+
+
+def test_folders_files_and_variables(tmp_path):
+    problem = ServingProblem(
+        architecture=sw.load_model("qwen3-32b"), cluster=sw.load_cluster("h100:8"),
+        workload=Workload(isl=2000, osl=500, concurrency=64), engine="sglang",
+    )  # fmt: skip
+    deployment = sw.serve.ServingDeployment(problem=problem, layout=ServingLayout(tp=4, replicas=2))
+    sw.export_plan(deployment, "sglang", tmp_path / "run")
+    folder = sw.serve_read(tmp_path / "run", "h100:8")
+    script = sw.serve_read(tmp_path / "run" / "launch.sh", "h100:8", files=[tmp_path / "run" / "serve.yaml"])
+    assert str(folder.reading.launch.layout) == str(script.reading.launch.layout) == "tp=4 replicas=2"
+    line = "vllm serve Qwen/Qwen3-32B --tensor-parallel-size $TP"
+    assert sw.serve_read(line, environment=["TP=8"]).reading.launch.layout.tp == 8
+
+
+def test_plans_of_trainings_and_of_servings_are_told_apart(tmp_path):
+    plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
+    with pytest.raises(InputError, match="vllm serves, and found a plan of a training"):
+        sw.export_plan(plan, "vllm")
+    problem = ServingProblem(
+        architecture=sw.load_model("qwen3-32b"), cluster=sw.load_cluster("h100:8"),
+        workload=Workload(isl=2000, osl=500, concurrency=64),
+    )  # fmt: skip
+    deployment = sw.serve.ServingDeployment(problem=problem, layout=ServingLayout(tp=8))
+    sw.search.dump_deployment(deployment, tmp_path / "deployment.json")
+    assert "vllm serve Qwen/Qwen3-32B" in sw.export_plan(tmp_path / "deployment.json", "vllm").files["launch.sh"]
+    with pytest.raises(InputError, match="megatron trains, and found a serving plan"):
+        sw.export_plan(tmp_path / "deployment.json", "megatron")
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["plan", "qwen3-32b", "h100:8", "--isl", "9", "--osl", "9", "--env", "A=1"], "--env: of `serve read`"),
+        (["estimate", "qwen3-32b", "--concurrency", "4"], "cluster: missing; `serve estimate` requires it"),
+        (["read", LINE, "h100:4", "--cluster", "h100:4"], "--cluster: a cluster is named twice"),
+        (["read", LINE, "h100:4", "--isl", "9"], "--osl: missing; a load is the tokens in and out"),
+        (["read", LINE, "h100:4", "--tpot", "9ms"], "--tpot: of `serve plan`"),
+        (["read", "vllm serve Qwen/Qwen3-32B --tp4", "h100:4"], "--tp4: no option of vLLM"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused(capsys, flags, problem):
+    assert main(["serve", *flags]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_the_verb_reads_a_line_for_a_cluster_of_either_spelling(capsys):
+    assert (
+        main(["serve", "read", LINE, "--cluster", "h100:4", "--isl", "99", "--osl", "9", "--rate", "60/min", "--json"])
+        == 0
+    )
+    payload = json.loads(capsys.readouterr().out)
+    assert (payload["schema"], payload["workload"]["rate_per_s"]) == ("shardwise.serving-launch/1", 1.0)
+    assert main(["serve", "read", LINE, "h100:4"]) == 0
+    assert "--tensor-parallel-size 4" in capsys.readouterr().out
