@@ -101,7 +101,7 @@ def test_a_point_of_the_front_is_a_layout_to_take() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("question", [name for name in REPORTS if name != "pareto"])
+@pytest.mark.parametrize("question", [name for name in REPORTS if name not in ("pareto", "serving")])
 def test_a_layout_that_cannot_run_has_a_report_too(question: str) -> None:
     assert "heads_by_tp" in json.dumps(ask(question, "tp=64")["report"])
 

@@ -300,7 +300,7 @@ def test_more_stages_than_a_picture_shows_are_refused() -> None:
     assert "at most 4,096" in answer["problems"][0]
 
 
-@pytest.mark.parametrize("question", [name for name in QUESTIONS if name not in ("pareto", "run")])
+@pytest.mark.parametrize("question", [name for name in QUESTIONS if name not in ("pareto", "run", "serving")])
 def test_a_layout_that_cannot_run_is_an_answer_to_every_question(question: str) -> None:
     answer = Explorer(NameResolver()).answer(question, f"{JOB}&layout=tp=64")
     assert "heads_by_tp" in answer["problems"][0]

@@ -20,6 +20,7 @@ from shardwise.present.explorer.page_reports import view_report
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.plan_views import memory, overview, pareto, run
 from shardwise.present.explorer.request import ViewRequest, head, resolve_request
+from shardwise.present.explorer.serving_view import serving
 from shardwise.present.explorer.state import VIEWS, State, parse_query, write_query
 from shardwise.present.explorer.step_views import roofline, schedule, timeline
 from shardwise.present.explorer.weight_sharding_view import notation
@@ -31,7 +32,7 @@ MAX_REQUESTS = 32  # of layouts with their plans, some 100 KB each
 
 QUESTIONS: Mapping[str, Callable[[ViewRequest], dict[str, Any]]] = {
     "overview": overview, "timeline": timeline, "roofline": roofline, "pareto": pareto, "notation": notation,
-    "memory": memory, "schedule": schedule, "batch": batch, "run": run, "why": why, "copy": copy,
+    "memory": memory, "schedule": schedule, "batch": batch, "serving": serving, "run": run, "why": why, "copy": copy,
 }  # fmt: skip
 
 

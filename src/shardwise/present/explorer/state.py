@@ -22,9 +22,11 @@ from shardwise.values import (
     raise_problems,
 )
 
-VIEWS = ("overview", "notation", "memory", "schedule", "batch", "run")
+VIEWS = ("overview", "notation", "memory", "schedule", "batch", "serving", "run")
 # Parameters of a view, or of a question beside the views.
-DETAILS = ("term", "target", "unit", "noise_tokens", "min_steps")
+DETAILS = (
+    "term", "target", "unit", "noise_tokens", "min_steps", "isl", "osl", "rate", "ttft", "tpot", "engine",
+)  # fmt: skip
 TEXTS = ("model", "cluster", "stack", "precision", "overlap")
 COUNTS = ("batch_tokens", "seq_len")
 KEYS = ("view", "task", *TEXTS, *COUNTS, "tokens", "layout", *DETAILS)

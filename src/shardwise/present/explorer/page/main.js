@@ -16,6 +16,7 @@ const VIEWS = {
   memory: "Memory",
   schedule: "Schedule",
   batch: "Critical batch",
+  serving: "Serving",
   run: "Run",
 };
 // Figures of the overview, which have questions of their own.
