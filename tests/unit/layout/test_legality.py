@@ -116,6 +116,12 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
         ("all_gather gives each of cp = 2 ranks two pieces", "cp_variant=ring or cp=1 is required"),
         Layout(cp=2, cp_variant="ring"),
     ),
+    "windows_by_cp": (
+        8,
+        Layout(cp=8, cp_variant="ring"),
+        ("768 / cp = 96 tokens", "windows of 64 tokens", "cp may be one of 1, 2, 3, 4, 6, 12"),
+        Layout(cp=4, dp=2, cp_variant="ring"),
+    ),
     "convolution_by_cp": (
         2,
         Layout(cp=2, cp_variant="ring"),
@@ -136,6 +142,7 @@ MODELS = {
     "heads_by_cp": dataclasses.replace(MODEL, num_kv_heads=6),
     "recurrence_by_tp": dataclasses.replace(MODEL, num_heads=8, num_kv_heads=8, recurrence=CONVOLUTION),
     "recurrence_by_cp": dataclasses.replace(MODEL, recurrence=CONVOLUTION),
+    "windows_by_cp": dataclasses.replace(MODEL, shared_keys=True, q_lora_rank=64, output_rank=64, compress_window=64),
     "convolution_by_cp": dataclasses.replace(MODEL, recurrence=dataclasses.replace(CONVOLUTION, conv_width=500)),
 }
 
