@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: setup demo test quick accuracy check docs matrix mutants export-check weights-check gpu-check clean
+.PHONY: setup demo test quick accuracy check docs matrix mutants export-check weights-check gpu-check experiments-check clean
 
 # Creates the virtual environment and installs the package with the extras $(1); prints each package as pip begins with it.
 define install
@@ -97,6 +97,11 @@ weights-check: setup
 # Everything that only a GPU can show, with the PyTorch that `python3` has: see the script.
 gpu-check:
 	python3 benchmarks/gpu_check.py --out benchmarks/gpu/$$(date +%Y-%m-%d).json
+
+# 500 tiny runs with injected faults, under a driver that is killed 20 times; and a ledger of 100,000 lines. Five minutes.
+experiments-check: setup
+	$(BIN)/python benchmarks/experiment_faults.py --runs 500 --driver-kills 20
+	$(BIN)/python benchmarks/experiment_ledger.py
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -183,6 +183,7 @@ def start_task(job: dict, index: int | None, restarts: int) -> subprocess.Popen[
         "SLURM_NTASKS": nodes,
         "SLURM_NODEID": 0,
     }
+    variables["SLURM_JOB_NODELIST"] = "node0"
     if index is not None:
         variables |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": index}
     if restarts:

@@ -49,8 +49,12 @@ class Backend(Protocol):
     """A place where attempts run.
 
     `capacity` is the number of units (devices or nodes, see `size_of`) that run at a time; None: as many as there are. Jobs
-    that `outlive_stop` go on when the driver is asked to stop. `tick_s` is the time between two polls.
+    that `outlive_stop` go on when the driver is asked to stop. One that `hands_over` writes files for the user to submit, and the
+    driver ends. `tick_s` is the time between two polls.
     """
+
+    @property
+    def hands_over(self) -> bool: ...
 
     @property
     def capacity(self) -> int | None: ...
@@ -92,6 +96,7 @@ class LocalProcesses:
     capacity: int
     num_gpus: int = 0
     outlive_stop: bool = False
+    hands_over: bool = False
     tick_s: float = 0.2
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _gpus: dict[str, tuple[int, ...]] = field(default_factory=dict)

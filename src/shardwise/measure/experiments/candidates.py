@@ -128,14 +128,13 @@ def _layouts(grid: ExperimentGrid, problem: Problem, case: SweepCase, progress: 
     combinations = list(grid.pin_combinations())
     for number, pins in enumerate(combinations, 1):
         progress(f"layouts of {pluralize(len(combinations), 'combination')}", number, len(combinations))
-        choices = choices_from_pins(pins, {}, case.choices, runnable=grid.target == TRAIN)
-        if choices is not None:
-            choices = choices.limit_to_stack(stack, problem.architecture, case.job, problem.cluster.scale_up_size)
+        choices = choices_from_pins(pins, {}, case.choices, runnable=grid.target == TRAIN) or Choices()
+        choices = choices.limit_to_stack(stack, problem.architecture, case.job, problem.cluster.scale_up_size)
         layouts += [layout_as_run(stack, layout) for layout in _search(problem, choices, grid)]
     return list(dict.fromkeys(layouts))
 
 
-def _search(problem: Problem, choices: Choices | None, grid: ExperimentGrid) -> list[Layout]:
+def _search(problem: Problem, choices: Choices, grid: ExperimentGrid) -> list[Layout]:
     """Return the fastest layouts that fit, then some that need a little more memory; with neither the one that needs least."""
     try:
         fitting = search_layouts(problem, choices=choices, top=grid.top)

@@ -79,7 +79,7 @@ class ExperimentDriver:
                 self._changed = False
                 self.ledger.append(*self.chooser.review(self.ledger.rows))
                 self._submit()
-            if not self._active_rows() and not self._changed:
+            if not self._changed and (self.backend.hands_over or not self._active_rows()):
                 break
             stop.wait(self.backend.tick_s)
         if stop.signal and not self.backend.outlive_stop:

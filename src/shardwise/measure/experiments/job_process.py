@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +108,7 @@ class _Watch:
         with self.attempt.output.open("ab") as output:
             # In a session of its own, which a Ctrl-C at the driver's terminal does not reach.
             return subprocess.Popen(
-                list(self.job.command), env=environment, cwd=self.attempt.path, stdin=subprocess.DEVNULL, stdout=output,
+                _local_command(self.job.command), env=environment, cwd=self.attempt.path, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
 
@@ -175,6 +175,13 @@ class _Watch:
 
     def _cancel(self, signum: int, frame: object) -> None:
         self.stop_signal = self.stop_signal or signum
+
+
+def _local_command(command: Sequence[str]) -> list[str]:
+    """Return a command with this machine's Python in place of the driver's, where that is not here."""
+    program, *arguments = command
+    is_missing = Path(program).is_absolute() and not Path(program).exists()
+    return [sys.executable if is_missing and Path(program).name.startswith("python") else program, *arguments]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwise.measure.experiments.backends import Backend, LocalProcesses
 from shardwise.measure.experiments.grid_file import read_duration
+from shardwise.measure.experiments.submission_files import FORM_SETTINGS, SLURM_HEAD_NODE, FilesBackend
 from shardwise.measure.experiments.submitit_backend import SECONDS_PER_MINUTE, SubmititBackend
 from shardwise.values import InputError, argument_label, describe_unknown
 from shardwise.values.input_texts import parse_digits
@@ -55,6 +56,7 @@ def _submitit(cluster: str) -> Callable[[Settings, Path], Backend]:
             return SubmititBackend(cluster, folder, capacity, uses_gpus=num_gpus > 0)
         parameters: dict[str, Any] = {f"slurm_{name}": settings[name] for name in SLURM_TEXTS if name in settings}
         parameters |= {f"slurm_{name}": read_count(settings, name, 1) for name in SLURM_COUNTS if name in settings}
+        parameters["slurm_setup"] = [SLURM_HEAD_NODE]
         parameters["slurm_array_parallelism"] = read_count(settings, "array_cap", DEFAULT_CAP)
         most_s = read_time(settings)
         return SubmititBackend(
@@ -88,10 +90,15 @@ def read_count(settings: Settings, name: str, default: int) -> int:
     return number
 
 
+def _files(form: str) -> Callable[[Settings, Path], Backend]:
+    return lambda settings, folder: FilesBackend(form, folder, settings)
+
+
 # Settings of each place, and what makes it.
 PLACES: Mapping[str, tuple[tuple[str, ...], Callable[[Settings, Path], Backend]]] = {
     "processes": (("devices", "gpus", TIME), _local_processes),
     "submitit": (("devices", "gpus", TIME), _submitit("local")),
     "debug": (("devices", "gpus", TIME), _submitit("debug")),
     "slurm": ((*SLURM_TEXTS, *SLURM_COUNTS, "nodes", "array_cap", "gpus", TIME), _submitit("slurm")),
+    **{form: ((*names, TIME), _files(form)) for form, names in FORM_SETTINGS.items()},
 }

@@ -58,6 +58,8 @@ def run_experiment(
             experiment=experiment, versions=software_versions(), num_retries=grid.retries, report=report,
         )  # fmt: skip
         code = driver.run(stop)
+    for command in getattr(backend, "commands", ()):
+        report(f"submit: {command}")
     if code:
         report(f"stopped; the same command goes on from {os.fspath(request.ledger)}")
         raise SystemExit(code)

@@ -72,6 +72,7 @@ class SubmititBackend:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     most_minutes: int | None = None
     uses_gpus: bool = True
+    hands_over: bool = False
     _jobs: dict[str, Any] = field(default_factory=dict)
 
     @property
