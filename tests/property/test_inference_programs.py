@@ -20,6 +20,7 @@ from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.run.numpy.inference import ServedModel, lay_out_tokens
 from shardwise.run.numpy.kernels import Router
 from shardwise.sharding import Mesh
+from shardwise.values import InputError
 
 from .structures import STRUCTURES, WITH_EXPERTS
 from .test_hybrids import KINDS, LAYERS
@@ -123,6 +124,17 @@ def test_every_structure_is_served_as_it_is_trained(name: str) -> None:
 def test_experts_of_every_structure_are_reached(name: str, dispatch: str) -> None:
     degrees = {"kv_e": 2, "dp_e": 2}
     assert_served_equals_trained(architecture_of(dict(STRUCTURES[name])), degrees, dispatch=dispatch, token_dim="B")
+
+
+def test_rows_of_several_sequences_are_refused_where_a_state_is_of_one() -> None:
+    architecture = architecture_of(HYBRID)
+    served = ServedModel(
+        architecture=architecture, scheme=InferenceScheme(structure=architecture.structure), mesh=Mesh.of(dict.fromkeys(AXES, 1)),
+        weights=random_weights(architecture), num_rows=1, num_slots=8,
+    )  # fmt: skip
+    tokens = lay_out_tokens([(0, [1, 2], 0), (1, [3], 0)], 1, {0: (0, 0), 1: (0, 4)})
+    with pytest.raises(InputError, match="rows of one sequence"):
+        served.run(tokens)
 
 
 @pytest.mark.parametrize("degrees", [{}, {"kv_m": 2, "dp_m": 2}, {"kv_e": 2, "dp_e": 2}], ids=str)

@@ -24,6 +24,7 @@ from shardwise.run.numpy.collectives import Shards
 from shardwise.run.numpy.devices import MovedElements, VirtualDevices
 from shardwise.run.numpy.kernels import Router
 from shardwise.sharding import Mesh, Spec
+from shardwise.values import InputError
 
 Array = NDArray[Any]
 LiveShards = dict[tuple[str, Spec], Shards]
@@ -77,6 +78,7 @@ class ServedModel:
     def run(self, tokens: NewTokens, *, absorbs_latent: bool = False) -> Array:
         """Compute new tokens and return the logits [B, j, V] of the picked ones; their keys and values join the cache."""
         scheme = replace(self.scheme, absorbs_latent=absorbs_latent)
+        self._require_unshared_rows(tokens)
         rows, new = np.nonzero(tokens.slots >= 0)
         self.slot_positions[rows, tokens.slots[rows, new]] = tokens.positions[rows, new]
         self.slot_sequences[rows, tokens.slots[rows, new]] = tokens.sequences[rows, new]
@@ -95,6 +97,16 @@ class ServedModel:
         for devices in stages:
             self.moved.update(devices.moved)
         return stages[-1].gather_array(logits, head.forward.specs[logits])
+
+    def _require_unshared_rows(self, tokens: NewTokens) -> None:
+        """Raise `InputError` for rows that a recurrence cannot take: its state is that of one sequence."""
+        if not any(layer.recurrence for layer in self.architecture.layer_architectures.values()):
+            return
+        if np.any(tokens.sequences != tokens.sequences[:, :1]):
+            raise InputError(
+                f"a pass of {self.architecture.name}: rows have tokens of several sequences, or padding; rows of one sequence, "
+                "all as long, are required where a model has recurrences"
+            )
 
     def draft(self, tokens: NewTokens, *, absorbs_latent: bool = False) -> Array:
         """Run the module of multi-token prediction on the hidden states of the last pass and the tokens that follow each, and
