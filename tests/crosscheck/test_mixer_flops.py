@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN
 from shardwise.model.operations import SEGMENTS, Recurrence, SegmentState
-from shardwise.model.parameters_and_flops import program_flops
+from shardwise.model.parameters_and_flops import layer_training_flops, program_flops
 from shardwise.model.program import Program, ProgramBuilder, Role
 from shardwise.model.recurrent_mixers import RecurrentMixer, add_recurrent_mixer
 from shardwise.sharding import Spec
@@ -77,6 +78,53 @@ def test_mamba2_equals_counted_products() -> None:
     between_chunks = 2.0 * SEQS * (seq_len / 32 + 1) ** 2 * 4 * 16 * 32
     mixer = RecurrentMixer(kind="mamba2", norm="after_gate", conv_bias=True, **MAMBA)
     assert mixer_flops(mixer, seq_len) == pytest.approx(counted - between_chunks, rel=1e-6)
+
+
+class LightningModule(torch.nn.Module):
+    """A module of MiniMax, which takes arguments that it does not read."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x, None, None)
+
+
+def test_lightning_attention_equals_counted_products() -> None:
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    config = MiniMaxConfig(
+        hidden_size=WIDTH, num_attention_heads=4, head_dim=16, block_size=32, num_hidden_layers=2,
+        layer_types=["linear_attention"] * 2,
+    )  # fmt: skip
+    counted = counted_flops(LightningModule(MiniMaxLightningAttention(config, 0)), 256)
+    mixer = RecurrentMixer(kind="lightning", num_heads=4, num_groups=4, key_dim=16, head_dim=16, conv_width=1, chunk=32)
+    assert mixer_flops(mixer, 256) == pytest.approx(counted, rel=1e-6)
+
+
+def test_matrix_memory_equals_counted_products() -> None:
+    """The sums that outputs are divided by have no products: those of the module, of one column, are taken off."""
+    from transformers import xLSTMConfig
+    from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
+
+    config = xLSTMConfig(hidden_size=WIDTH, num_heads=4, num_hidden_layers=1, mode="train", chunk_size=32)
+    counted = counted_flops(xLSTMLayer(config), 256)
+    mixer = RecurrentMixer(kind="mlstm", num_heads=4, num_groups=4, key_dim=8, head_dim=16, conv_width=1, chunk=32)
+    sums = 2.0 * SEQS * 256 * 4 * 8  # queries by a state of one column
+    assert mixer_flops(mixer, 256) == pytest.approx(counted - sums, rel=0.01)
+
+
+def test_differential_attention_makes_both_scores_once() -> None:
+    """Ye et al. 2024, 2.1: two maps of scores, each times values of twice the width, over the causal half."""
+    model = Architecture(
+        name="differential", num_layers=1, d_model=WIDTH, d_ff=8, num_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=16,
+        vocab_size=8, differential=True,
+    )  # fmt: skip
+    _, scores = layer_training_flops(model, 256)
+    forward = 2 * 2.0 * 4 * 256**2 * (8 + 16) / 2
+    assert scores == pytest.approx(3 * forward)
 
 
 def test_scores_are_made_once_for_heads_that_share_keys() -> None:
