@@ -11,6 +11,7 @@ FORMER_FAULTS = [
     OneKeyChange("mpt", "d_model", 2049, True), OneKeyChange("bitnet", "hidden_size", 2561, False),
     OneKeyChange("minicpm3", "attention_bias", True, False), OneKeyChange("mamba", "intermediate_size", 1537, False),
     OneKeyChange("mamba", "expand", 1, False), OneKeyChange("qwen3_5_text", "attention_bias", True, True),
+    OneKeyChange("dots3_note", "tie_word_embeddings", True, True),
     OneKeyChange("helium", "hidden_size", 2561, True), OneKeyChange("lfm3", "conv_L_cache", 2, False),
     OneKeyChange("emu3", "tie_word_embeddings", True, False),
 ]  # fmt: skip

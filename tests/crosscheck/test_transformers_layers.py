@@ -194,3 +194,36 @@ def test_a_layer_of_the_head_is_that_of_modernbert() -> None:
     }  # fmt: skip
     architecture = Architecture(**SIZES, norm="layer", head_layer=True)
     assert_equal(run_program(architecture, head_program(architecture), "logits", weights, x), logits)
+
+
+def test_streams_that_are_not_mixed_are_those_of_hy_v4() -> None:
+    from crosscheck.block_judges import SEQS, run_program
+    from transformers import HYV4Config
+    from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
+
+    from shardwise.model.program import ProgramBuilder, Role
+    from shardwise.model.residual_streams import StreamBuilder, residual_dims
+
+    config = HYV4Config(hidden_size=WIDTH, hc_mult=4, hc_magnitude=2.0, rms_norm_eps=NORM_EPSILON, num_hidden_layers=1)
+    module, x = HYV4HyperConnection(config), np.random.default_rng(0).normal(size=(SEQS, POSITIONS, 4, WIDTH))
+    stored = randomise(module)
+    write, read = module(torch.tensor(x))
+    expected = write[..., None] * read[:, :, None] + torch.tensor(x)
+    builder = ProgramBuilder()
+    streams = builder.input("x", residual_dims(has_streams=True), Role.RESIDUAL)
+    out = StreamBuilder(builder, "", mixed=False).update(
+        streams,
+        "attention",
+        ("f", "g"),
+        lambda y: builder.elementwise("identity", [y], "half", ("B", "T", "D")),
+        "x_out",
+    )
+    weights = {
+        "attention_streams.weight": stored["fn"].reshape(8, 4, WIDTH), "attention_streams.bias": stored["base"],
+        "attention_streams.scale": stored["scale"],
+    }  # fmt: skip
+    architecture = Architecture(**SIZES, num_streams=4, mixed_streams=False)
+    squares = builder.elementwise("sum_square", [out], "squares", ("B", "T"), Role.STATISTIC)
+    scale = builder.input("loss_scale", (), Role.CONSTANT)
+    program = builder.build([builder.elementwise("scaled_sum", [squares, scale], "loss", (), Role.STATISTIC)])
+    assert_equal(run_program(architecture, program, out, weights, x), expected)

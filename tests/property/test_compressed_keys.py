@@ -60,10 +60,11 @@ def test_layers_with_compressed_keys_equal_one_device(layout: str) -> None:
     assert outcome.moved == outcome.derived
 
 
+@pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_several_residual_streams_equal_one_device(layout: str) -> None:
+def test_several_residual_streams_equal_one_device(layout: str, mixed: bool) -> None:
     """Without ZeRO, since a scale is a single number, which is not split."""
-    case = dataclasses.replace(case_of(layout, num_streams=2), zero_stage=0)
+    case = dataclasses.replace(case_of(layout, num_streams=2, mixed_streams=mixed), zero_stage=0)
     outcome = chained(case)
     worst, name = worst_error(case, outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
@@ -84,7 +85,13 @@ GRADIENT_CASE = Case(
 
 
 @pytest.mark.parametrize(
-    "window", [{"compress_window": 3}, {"compress_window": 2, "overlapping_windows": True}, {**KINDS["sparse"]}]
+    "window",
+    [
+        {"compress_window": 3},
+        {"compress_window": 2, "overlapping_windows": True},
+        {**KINDS["sparse"]},
+        {"mixed_streams": False},
+    ],
 )
 def test_gradients_are_slopes(window: dict[str, Any]) -> None:
     """Of sequences whose last token fills no window. With this seed no token is close to another choice of experts."""

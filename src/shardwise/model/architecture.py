@@ -76,15 +76,16 @@ class Architecture:
     `recurrence` mixes the tokens beside the `mixer`, or in place of attention where that is "none".
     `embedding_rows` are those of the embedding where it has more than the head (0: as many). `norm_gate_rank` is the width of
     the MLP whose sigmoid gates a norm.
-    With `num_streams` the residual stream is so many (hyper-connections). With `shared_keys` one head of keys, which are its
-    values as well, serves all heads; `num_kv_heads` are then the groups of heads that have an output product each, to
-    `output_rank`; compressed keys stand for `compress_window` tokens each (0: none), or for twice as many in
-    `overlapping_windows`, of which the indexer selects some where there is one; `hashed_experts` are chosen by the token
-    (DeepSeek-AI 2026, DeepSeek-V4). A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of the
-    two. "mlp_and_experts" are an MLP of width `dense_d_ff` beside experts, whose router has a norm of its own (Gemma 4).
-    Layers that differ are kinds: `layer_kinds` gives by name the fields in which a kind differs from all the others here,
-    those of the base layer, and `layer_pattern` says which kind each layer is, "block" for the base layer
-    (`model.layer_pattern`); modules of multi-token prediction are base layers. If any layer has experts, the base layer has.
+    With `num_streams` the residual stream is so many (hyper-connections), which layers mix unless `mixed_streams` is false.
+    With `shared_keys` one head of keys, which are its values as well, serves all heads; `num_kv_heads` are then the groups of
+    heads that have an output product each, to `output_rank`; compressed keys stand for `compress_window` tokens each (0:
+    none), or for twice as many in `overlapping_windows`, of which the indexer selects some where there is one;
+    `hashed_experts` are chosen by the token (DeepSeek-AI 2026, DeepSeek-V4). A layer mixes tokens (`mixer`) and has an MLP or
+    experts (`feed_forward`), or one of the two. "mlp_and_experts" are an MLP of width `dense_d_ff` beside experts, whose
+    router has a norm of its own (Gemma 4). Layers that differ are kinds: `layer_kinds` gives by name the fields in which a
+    kind differs from all the others here, those of the base layer, and `layer_pattern` says which kind each layer is, "block"
+    for the base layer (`model.layer_pattern`); modules of multi-token prediction are base layers. If any layer has experts,
+    the base layer has.
     With a `lora_rank` the matrices `lora_targets` (`model.adapters`; those that the model lacks are skipped) have adapters of
     that rank, and only these are trained (LoRA, Hu et al. 2021): a product W x becomes W x + B A x. Raises `InputError` with
     every size that is wrong or does not go with the others.
@@ -155,6 +156,7 @@ class Architecture:
     value_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
     values_from_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_scales: bool = field(default=False, metadata=OMIT_DEFAULT)
+    mixed_streams: bool = field(default=True, metadata=OMIT_DEFAULT)
     num_streams: int = field(default=0, metadata=OMIT_DEFAULT)
     shared_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
     output_rank: int = field(default=0, metadata=OMIT_DEFAULT)
@@ -357,7 +359,7 @@ class Architecture:
                 else {}
             ),
             **({"o": self.output_rank, "m": self.compress_window or 1, "v": 2} if self.shared_keys else {}),
-            **stream_dims(self.num_streams),
+            **stream_dims(self.num_streams, mixed=self.mixed_streams),
             **(self.recurrence.dims if self.recurrence else {}),
         }
 

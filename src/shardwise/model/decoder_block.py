@@ -60,7 +60,7 @@ class BlockBuilder(AttentionBuilder):
 
     def update_streams(self, x: str) -> str:
         """Add what mixes tokens and what follows it, each between the reading and the writing of several residual streams."""
-        streams = StreamBuilder(self.builder, self.prefix)
+        streams = StreamBuilder(self.builder, self.prefix, mixed=self.architecture.mixed_streams)
         halves = (("attention", ("f", "g"), self.mixer, "x_mid"), ("mlp", ("g", "f"), self.feed_forward, "x_out"))
         for name, dims, half, result in halves:
             x = streams.update(x, name, dims, partial(self.normed_half, name, half), result)

@@ -1,7 +1,8 @@
 """Several residual streams, which each half of a layer reads, writes and mixes by weights of each token.
 
-Dims: f streams, g the same number of streams after a half of a layer; l logits of a half's weights, (2 + f) f; x scales, one for
-each kind of weight; i one. Source: DeepSeek-AI 2026 (DeepSeek-V4, section 2.2), manifold-constrained hyper-connections.
+Dims: f streams, g the same number of streams after a half of a layer; l logits of a half's weights, (2 + f) f, or 2 f where
+streams are not mixed; x scales, one for each kind of weight; i one. Source: DeepSeek-AI 2026 (DeepSeek-V4, section 2.2),
+manifold-constrained hyper-connections.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ HIDDEN = (*TOKENS, "D")
 NUM_KINDS = 3  # of weights: of reading, writing and mixing
 
 
-def stream_dims(num_streams: int) -> Mapping[str, int]:
+def stream_dims(num_streams: int, *, mixed: bool = True) -> Mapping[str, int]:
     """Return the sizes of the dims of streams, by letter.
 
     >>> stream_dims(4)["l"], stream_dims(0)
@@ -24,7 +25,8 @@ def stream_dims(num_streams: int) -> Mapping[str, int]:
     """
     if not num_streams:
         return {}
-    return {"f": num_streams, "g": num_streams, "l": (2 + num_streams) * num_streams, "x": NUM_KINDS, "i": 1}
+    num_kinds = NUM_KINDS if mixed else NUM_KINDS - 1
+    return {"f": num_streams, "g": num_streams, "l": (2 + mixed * num_streams) * num_streams, "x": num_kinds, "i": 1}
 
 
 def residual_dims(has_streams: bool) -> Dims:
@@ -35,21 +37,24 @@ def residual_dims(has_streams: bool) -> Dims:
 class StreamBuilder:
     """Writes the operations of residual streams; names begin with `prefix`."""
 
-    def __init__(self, builder: ProgramBuilder, prefix: str) -> None:
-        self.builder, self.prefix = builder, prefix
+    def __init__(self, builder: ProgramBuilder, prefix: str, *, mixed: bool = True) -> None:
+        self.builder, self.prefix, self.mixed = builder, prefix, mixed
 
     def update(
         self, x: str, name: str, dims: tuple[str, str], part: Callable[[str], str], result: str
     ) -> str:  # fmt: skip
-        """Add half a layer, `part`, between streams `x` along the first of `dims` and its results along the second."""
-        source, target = dims
+        """Add half a layer, `part`, between streams `x` along the first of `dims` and its results along the second. Streams that
+        are not mixed stay as they are, and the half's result is added to each."""
+        source, target = dims if self.mixed else ("f", "f")
         logits = self.logits(x, name, source, "l")
-        shapes = {"read": (source,), "write": (target,), "mix": (source, target)}
-        read, write, mix = (self.tensor(f"{name}_{kind}", shape) for kind, shape in shapes.items())
-        self.builder.add(StreamWeights((logits, *self.vectors(name, "l", "x")), (read, write, mix)))
+        shapes = {"read": (source,), "write": (target,), **({"mix": (source, target)} if self.mixed else {})}
+        read, write, *mix = (self.tensor(f"{name}_{kind}", shape) for kind, shape in shapes.items())
+        self.builder.add(StreamWeights((logits, *self.vectors(name, "l", "x")), (read, write, *mix)))
         y = part(self.builder.contract(read, x, f"{self.prefix}{name}_in", HIDDEN))
         self.builder.set_role(y, Role.RESIDUAL)  # its sums are reduced before the streams multiply them
-        mixed = self.builder.contract(mix, x, f"{self.prefix}{name}_mixed", (*TOKENS, target, "D"))
+        mixed = x
+        for matrix in mix:
+            mixed = self.builder.contract(matrix, x, f"{self.prefix}{name}_mixed", (*TOKENS, target, "D"))
         written = self.elementwise("multiply", [write, y], f"{name}_written", (target, "D"))
         return self.elementwise("add", [mixed, written], result, (target, "D"), Role.RESIDUAL)
 

@@ -130,6 +130,8 @@ def _part_problems(model: Architecture) -> Iterator[str]:
         yield "values that are keys have the width of keys; v_head_dim = 0 or values_from_keys = false is required"
     if model.window_kind != "sliding" and not model.sliding_window:
         yield "window_kind is about a window, and there is none; sliding_window, the tokens of a chunk, is required"
+    if not model.mixed_streams and not model.num_streams:
+        yield "mixed_streams is about several residual streams, and there is one; num_streams is required"
     for name in ("pre_norms", "post_norms"):
         if getattr(model, f"{name}_over") != "both" and not getattr(model, name):
             yield f"{name}_over says for what {name} are, and there are none; {name} = true is required"

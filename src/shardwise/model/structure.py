@@ -86,10 +86,11 @@ class ModelStructure:
     (`block_indexer`) in blocks, a choice for each key-value head. `latent_experts` read and write a latent of each token;
     `expert_scales` multiply what each expert gives. `lora_targets`: which modules (`model.adapters`) have low-rank adapters;
     where there are any, nothing else is trained. `streams`: the residual stream is several, which layers read, write and mix
-    by weights of each token. `shared_keys`: one head of keys, which are its values as well, serves all query heads, and each
-    group of heads has an output product of its own; `compressed_keys` stand for windows of tokens beside it, or for
-    `overlapping_windows`. `hashed_experts` are chosen by the token. `kinds` are the structures of the layers that differ from
-    this one, by the names of their units, in the order in which the model first has them.
+    by weights of each token, or (`mixed_streams` false) read and write alone. `shared_keys`: one head of keys, which are its
+    values as well, serves all query heads, and each group of heads has an output product of its own; `compressed_keys` stand
+    for windows of tokens beside it, or for `overlapping_windows`. `hashed_experts` are chosen by the token. `kinds` are the
+    structures of the layers that differ from this one, by the names of their units, in the order in which the model first has
+    them.
     """
 
     mixer: MixerKind = "attention"
@@ -112,6 +113,7 @@ class ModelStructure:
     post_norms_over: NormedParts = "both"
     embedding_norm: bool = False
     streams: bool = False
+    mixed_streams: bool = True
     parallel: bool = False
     separate_norms: bool = False
     shared_gate: bool = False

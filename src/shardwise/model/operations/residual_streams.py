@@ -16,8 +16,8 @@ from shardwise.sharding import Spec
 
 @dataclass(frozen=True, slots=True)
 class StreamWeights(Operation):
-    """Weights of f streams from logits of each token [B,T,l]: how they are read [B,T,f] and, in a layer, written [B,T,g] and
-    mixed [B,T,f,g] (g as many as f).
+    """Weights of f streams from logits of each token [B,T,l]: how they are read [B,T,f] and, in a layer, written [B,T,g] and,
+    where layers mix them, mixed [B,T,f,g] (g as many as f).
 
     Inputs: logits, which have a bias [l] and a scale for each result. Reading is a sigmoid, writing twice a sigmoid, and mixing a
     matrix for each token whose rows and columns are made to sum to one (Sinkhorn and Knopp 1967). Tokens are independent; no

@@ -24,8 +24,9 @@ def stream_weights_kernel(operation: Operation, arrays: Sequence[Array], num_str
     read, *rest = _scaled_parts(logits, bias, scale, num_streams)
     weights = [_sigmoid(read) + EPSILON]
     if rest:
-        write, mix = rest
-        weights += [2.0 * _sigmoid(write), _sinkhorn(_as_matrix(mix, num_streams))[-1]]
+        write, *mix = rest
+        weights.append(2.0 * _sigmoid(write))
+        weights += [_sinkhorn(_as_matrix(logits, num_streams))[-1] for logits in mix]
     return tuple(weights)
 
 
@@ -38,8 +39,9 @@ def _as_matrix(x: Array, size: int) -> Array:
 
 
 def _split(x: Array, num_streams: int) -> list[Array]:
-    """Return the parts of logits: of reading, writing and mixing, or of reading alone."""
-    return np.split(x, [num_streams, 2 * num_streams], axis=-1) if x.shape[-1] > num_streams else [x]
+    """Return the parts of logits: of reading, writing and mixing, or of the first of these alone."""
+    ends = [end for end in (num_streams, 2 * num_streams) if end < x.shape[-1]]
+    return np.split(x, ends, axis=-1)
 
 
 def _scaled_parts(logits: Array, bias: Array, scale: Array, num_streams: int) -> list[Array]:
@@ -74,10 +76,11 @@ def _gradients(arrays: Sequence[Array], num_streams: int) -> tuple[Array, ...]:
     read, *rest_logits = _scaled_parts(logits, bias, scale, num_streams)
     parts = [dread * _sigmoid(read) * _sigmoid(-read)]
     if rest_logits:
-        (write, mix), (dwrite, dmix) = rest_logits, rest
+        (write, *mix), (dwrite, *dmix) = rest_logits, rest
         parts.append(2.0 * dwrite * _sigmoid(write) * _sigmoid(-write))
-        gradient = _sinkhorn_gradient(_sinkhorn(_as_matrix(mix, num_streams)), dmix)
-        parts.append(gradient.reshape(mix.shape))
+        for logits_of_mix, dmatrix in zip(mix, dmix, strict=True):
+            gradient = _sinkhorn_gradient(_sinkhorn(_as_matrix(logits_of_mix, num_streams)), dmatrix)
+            parts.append(gradient.reshape(logits_of_mix.shape))
     dlogits = np.concatenate([part * factor for part, factor in zip(parts, scale, strict=True)], axis=-1)
     tokens = tuple(range(logits.ndim - 1))
     dscale = [np.sum(part * logit) for part, logit in zip(parts, _split(logits, num_streams), strict=True)]
