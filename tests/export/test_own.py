@@ -124,14 +124,14 @@ def test_a_task_of_skypilot_has_all_that_it_needs_in_a_clean_folder(tmp_path: Pa
 
 
 def test_a_plan_with_a_pattern_of_layers_is_its_own_launch_and_no_other_framework_says_it() -> None:
-    """What a framework has no option for is refused with its value."""
+    """What no written option says is refused with its value."""
     kinds = {"window": {"sliding_window": 512, "num_kv_heads": 4}}
     model = dataclasses.replace(load_model("llama-3-8b"), layer_kinds=kinds, layer_pattern=("window*3", "block"))
     patterned = plan_layout(model, load_cluster("h100:16"), JOB, Layout.parse("fsdp=8 tp=2 zero_stage=1"))
     files = export(patterned, get_target("slurm")).files
     assert parse_plan(json.loads(files["plan.json"])).model == model
     with pytest.raises(
-        InputError, match=r"model\.layer_pattern is window\*3,block, which Megatron-LM has no option for"
+        InputError, match=r"model\.layer_pattern is window\*3,block, which no option written for Megatron-LM says"
     ):
         export(patterned, get_target("megatron"))
 

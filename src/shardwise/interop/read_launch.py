@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.hardware import Cluster, get_stack, with_published_constants
-from shardwise.interop.frameworks.targets import READERS, get_reader
+from shardwise.interop.frameworks.targets import get_reader
 from shardwise.interop.launches.launch import (
     COSTLESS_FIELDS,
     Launch,
@@ -27,8 +27,9 @@ from shardwise.interop.launches.launch import (
 from shardwise.interop.launches.launch_scripts import process_count_notes, script_argument_notes
 from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target
 from shardwise.interop.launches.translate_launch import from_options, refusals, to_options
+from shardwise.interop.recognize_launch import read_options, recognize_target
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.layout import Layout, LayoutFacts, stack_of, violations
+from shardwise.layout import Layout, LayoutFacts, stack_of, unsupported_choices, violations
 from shardwise.layout.choices import stack_search_values
 from shardwise.model import Architecture, Job, ModelFacts, default_seq_len, load_model, model_names
 from shardwise.pipeline import NATURAL, natural_schedule
@@ -40,7 +41,6 @@ from shardwise.values import (
     InputError,
     NothingFitsError,
     Payload,
-    argument_label,
     raise_problems,
     read_text,
 )
@@ -193,40 +193,6 @@ def _with_user_fields(
     ]  # fmt: skip
     raise_problems(problems)
     return combined
-
-
-def read_options(target: Target, files: LaunchFiles, recipe: str | None) -> Options:
-    """Return the options of files, or of one recipe in them. Raises `InputError` for a target whose files hold one launch."""
-    if recipe is None:
-        return target.read(files)
-    if target.read_recipe is None:
-        raise InputError(
-            f"{argument_label('recipe')}: a launch of {target.title} has no recipes to choose from; leave it out"
-        )
-    return target.read_recipe(files, recipe)
-
-
-def recognize_target(files: LaunchFiles, recipe: str | None = None) -> Target:
-    """Return the target that knows most of the options of the files. Raises `InputError` if none knows any."""
-    certain = next((target for target in READERS.values() if target.recognizes(files)), None)
-    if certain is not None:
-        return certain
-    scores: dict[str, int] = {}
-    reasons: list[str] = []
-    for name, target in READERS.items():
-        try:
-            options = read_options(target, files, recipe)
-        except InputError as error:
-            reasons += error.problems
-            continue
-        scores[name] = sum(1 if option in target.options else -1 for option in options)
-    best = max(scores, key=lambda name: scores[name], default=None)
-    if best is None or scores[best] <= 0:
-        raise InputError(
-            f"read: found no launch that is known in {', '.join(files)}; one of {', '.join(READERS)} is required",
-            *dict.fromkeys(reasons),
-        )
-    return READERS[best]
 
 
 def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
@@ -409,6 +375,17 @@ class LaunchRecord(Payload):
         )  # fmt: skip
 
 
+def _as_read(priced: Estimate, launch: Launch, cluster: Cluster) -> Estimate:
+    """Return the estimate with notes on what plans under the stack do not have: the launch has it, so its framework does too."""
+    stack = stack_of(cluster)
+    outside = set() if stack is None else set(unsupported_choices(stack, launch.model, launch.job, launch.layout))
+    notes = (
+        f"as the files say it, beyond the plans under {stack.name}: {note}" if stack and note in outside else note
+        for note in priced.notes
+    )
+    return replace(priced, notes=tuple(notes))
+
+
 def price_launch(
     files: LaunchFiles, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None,
     user_fields: LaunchFields | None = None, recipe: str | None = None,
@@ -428,4 +405,5 @@ def price_launch(
         priced_cluster = with_published_constants(cluster, get_stack(parsed.target.stack))
     launch = parsed.launch
     plan = plan_layout(launch.model, priced_cluster, launch.job, launch.layout, as_run=False)
+    plan = replace(plan, estimate=_as_read(plan.estimate, launch, priced_cluster))
     return PricedLaunch(parsed=parsed, plan=plan, better=tuple(list_changes(launch, parsed.target, priced_cluster)))

@@ -46,6 +46,32 @@ class Experiment(NamedTuple):
     overrides: Options
 
 
+# Targets as whose launches experiments are read, by the framework that they name.
+TARGETS_OF_EXPERIMENTS = {"megatron": "megatron", "torchtitan": "torchtitan-toml", "maxtext": "maxtext-gpu"}
+
+
+def target_of_experiment(files: LaunchFiles) -> str | None:
+    """Return the target as whose launch an experiment is read; None for files that are no experiment.
+
+    Raises `InputError` for a framework whose options are not read out of experiments.
+    """
+    marked = find_marked_yaml(files, MODULES)
+    if marked is None:
+        return None
+    name, text = marked
+    modules = parse_yaml(_PLACEHOLDER.sub(r"\1", text), name)[MODULES]
+    trainers = [module for key, module in modules.items() if key in TRAINERS] if isinstance(modules, Mapping) else []
+    frameworks = [module.get("framework") for module in trainers if isinstance(module, Mapping)]
+    if not frameworks:
+        return None
+    if frameworks[0] not in TARGETS_OF_EXPERIMENTS:
+        readable = ", ".join(TARGETS_OF_EXPERIMENTS)
+        raise InputError(
+            f"{name}: an experiment of Primus for {str(frameworks[0])[:40]}; one for {readable} can be read"
+        )
+    return TARGETS_OF_EXPERIMENTS[frameworks[0]]
+
+
 def read_experiment(files: LaunchFiles, framework: str) -> Experiment | None:
     """Return the experiment of a framework in the files; None for files that are no experiment.
 
@@ -68,6 +94,11 @@ def read_experiment(files: LaunchFiles, framework: str) -> Experiment | None:
 
 def megatron_arguments(experiment: Experiment) -> dict[str, Any]:
     """Return Megatron-LM's arguments: the model's, Primus's defaults, and what the experiment overrides."""
+    if experiment.overrides.get("lora.enabled"):
+        raise InputError(
+            "lora.enabled: found true; adapters of Primus's Megatron trainer are not read, only a training of all weights; set "
+            "it to false, or read the recipe of Megatron Bridge"
+        )
     arguments: dict[str, Any] = {**experiment.model, **DEFAULTS["megatron"]}
     for key, value in experiment.overrides.items():
         name = key.replace("_", "-")

@@ -20,7 +20,7 @@ from shardwise.model import Architecture, get_optimizer
 from shardwise.model.optimizer_program import precision_distance
 from shardwise.values import PRECISIONS, InputError, get_precision, raise_problems
 
-# Fields that every run has, even if the target has no option for them: listed as not expressible, but no reason to refuse.
+# Fields that every run has, even if no option is written for them: listed as not expressible, but no reason to refuse.
 UNREAD_FIELD = "numerics.unread"  # settings of a model's config that no field here has
 LISTED_FIELDS = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
 
@@ -89,7 +89,7 @@ def lost_fields(target: Target, launch: Launch, options: Options) -> Iterator[tu
         if field == UNREAD_FIELD and original:
             yield field, f"the model's config sets {', '.join(original)}, which is not known here and not written"
         elif restored != original:
-            text = f"{field} is {_format_value(original)}, which {target.title} has no option for"
+            text = f"{field} is {_format_value(original)}, which no option written for {target.title} says"
             yield field, f"{text}; there it is {_format_value(restored)}"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwise.interop.text_formats.config_trees import parse_yaml, require_length
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options
+from shardwise.interop.text_formats.shell_script import ShellVariables, list_commands
 from shardwise.values import InputError
 
 OptionTable = Mapping[str, FrameworkOption]
@@ -122,13 +123,12 @@ def _read_tyro_option(name: str, value: Any, table: OptionTable) -> Mapping[str,
 
 
 _ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=([^\n]*)$")
-_VARIABLE_WITH_DEFAULT = re.compile(r"\$\{\w+:-([^{}$]*)\}")
 
 
 def parse_assignments(text: str, program: str, source: str) -> dict[str, Any]:
     """Return the options of the last command in a script that starts a program with any; values are read as YAML.
 
-    Variables without a default are left out. Raises `InputError` if there is no such command.
+    Variables that the script does not set stay as text. Raises `InputError` if there is no such command.
     """
     options = find_assignments(text, program, source)
     if not options:
@@ -139,23 +139,29 @@ def parse_assignments(text: str, program: str, source: str) -> dict[str, Any]:
 def find_assignments(text: str, program: str, source: str) -> dict[str, Any]:
     """Return the options as `parse_assignments` does, or none if no command has any."""
     require_length(text, source, "a launch script")
+    variables = ShellVariables(source)
+    for _ in list_commands(text, variables, lambda token: False):
+        pass  # the assignments on the way set the variables
     options: dict[str, Any] = {}
     for line in re.sub(r"(^|\n)\s*#[^\n]*", r"\1", text).replace("\\\n", " ").splitlines():
         if program in line:
-            options = _parse_command(line, program, source) or options
+            options = _parse_command(variables.expand(line), program, source) or options
     return options
 
 
 def _parse_command(line: str, program: str, source: str) -> dict[str, Any]:
     try:
-        tokens = shlex.split(_VARIABLE_WITH_DEFAULT.sub(r"\1", line))
+        tokens = shlex.split(line)
         # A launcher takes the command as one of its arguments: --command "python3 -m PROGRAM NAME=VALUE".
         quoted = next((token for token in tokens if program in token and " " in token.strip()), None)
         tokens = tokens if quoted is None else shlex.split(quoted)
     except ValueError as error:
         raise InputError(f"{source}: not a shell command: {error}") from None
-    assignments = [match for token in tokens if (match := _ASSIGNMENT.match(token)) and "$" not in token]
-    return {match[1]: _parse_yaml_value(match[2], source) for match in assignments if not match[1].isupper()}
+    assignments = [match for token in tokens if (match := _ASSIGNMENT.match(token))]
+    return {
+        match[1]: match[2] if "$" in match[2] else _parse_yaml_value(match[2], source)
+        for match in assignments if not match[1].isupper()
+    }  # fmt: skip
 
 
 def _parse_yaml_value(text: str, source: str) -> Any:

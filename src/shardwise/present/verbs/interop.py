@@ -32,7 +32,7 @@ MEGATRON_RANKS = "megatron-ranks"  # the format of `convert` that is one of degr
 @verb(
     description="Write a plan as the launch of a framework: its configuration, a script that starts it, a batch script for "
     "SLURM and a page that says what they are. What the framework cannot run is refused with the nearest layout that it can; "
-    "what it has no option for is listed. `shardwise show targets` lists the frameworks with their releases.",
+    "what no written option says is listed. `shardwise show targets` lists the frameworks with their releases.",
     examples=(
         "shardwise plan llama-3-8b h100:64 --batch-tokens 1Mi --seq-len 8Ki --stack megatron --out plan.json",
         "shardwise export plan.json --to megatron --out run/",

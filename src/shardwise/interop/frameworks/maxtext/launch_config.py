@@ -48,7 +48,7 @@ from shardwise.interop.text_formats.command_flags import find_assignments, parse
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
 from shardwise.model import SIGMOID
-from shardwise.values import InputError
+from shardwise.values import InputError, raise_problems
 
 
 def _mesh_devices(launch: Launch) -> int:
@@ -82,6 +82,7 @@ REQUIREMENTS = (
 )  # fmt: skip
 
 CONFIG, SCRIPT = "config.yml", "launch.sh"
+FREE_NAMES = ("run_name", "base_config", "dataset_type")  # texts that change nothing
 PROGRAM = "maxtext.trainers.pre_train.train"
 DEFAULT_DTYPES = {"dtype": "bfloat16", "weight_dtype": "float32", "quantization": ""}
 _BF16_OR_FP32: Mapping[str, Options] = {
@@ -197,6 +198,7 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
         options = {**flatten(parse_yaml(text, name), table), **command}
     else:
         options = command = parse_assignments(scripts[0][1], package, scripts[0][0])
+    options = _without_variables(options)
     options = {name: None if value == "None" else value for name, value in options.items()}
     options = {name: value for name, value in options.items() if value is not None or name not in table}
     options = _whole_numbers(options)
@@ -210,6 +212,23 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
     if options.get("opt_type") == "adam_pax":  # Adam as in Pax: the state and the arithmetic of AdamW
         options["opt_type"] = "adamw"
     return options
+
+
+def _without_variables(options: Options) -> Options:
+    """Return options without those whose value is a variable that the script does not set, if these change nothing.
+
+    Raises `InputError` for such options that a plan depends on.
+    """
+    table = option_table("maxtext")
+    unset = {name: value for name, value in options.items() if isinstance(value, str) and "$" in value}
+    raise_problems(
+        [
+            f"{name}: found {value[:60]}, which the script does not set; --env NAME=VALUE gives a variable"
+            for name, value in unset.items()
+            if name in table and table[name].effect != "none" and name not in FREE_NAMES
+        ]
+    )
+    return {name: value for name, value in options.items() if name not in unset}
 
 
 def _whole_numbers(options: Options) -> dict[str, Any]:

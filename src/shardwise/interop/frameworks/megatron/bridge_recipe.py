@@ -223,9 +223,13 @@ def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
     """Read the fields through Megatron-LM's mappings, and record a field as read if its argument was."""
     model = reader.model or _find_model(reader.options)
     if model is None and "model.hidden_size" not in reader.options:
-        raise InputError(
-            f"model: found {reader.options.get('model.hf_model_id')!r}, whose sizes are not known; name the model"
+        name = reader.options.get("model.hf_model_id")
+        problem = (
+            "the recipe does not say its model"
+            if name is None
+            else f"found {str(name)[:80]!r}, whose sizes are not known"
         )
+        raise InputError(f"model: {problem}; give --model, a name or a config.json")
     megatron_options = {**_model_arguments(model), **to_megatron(generalise_fields(reader.options))}
     argument_reader = OptionReader(megatron_options, reader.machines, problem=launch_script.TARGET.value_problem)
     launch_fields = from_options(launch_script.TARGET, argument_reader)
