@@ -214,7 +214,7 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
     return options
 
 
-def _without_variables(options: Options) -> Options:
+def _without_variables(options: Options) -> dict[str, Any]:
     """Return options without those whose value is a variable that the script does not set, if these change nothing.
 
     Raises `InputError` for such options that a plan depends on.
