@@ -32,6 +32,21 @@ def test_a_line_is_priced_as_its_layout_and_limits_are():
     assert origins["formats"] == "checkpoint Qwen/Qwen3-32B"
 
 
+def test_faster_layouts_are_the_soonest_of_those_that_the_engine_runs():
+    priced = sw.serve_read("vllm serve Qwen/Qwen3-32B -tp 2 -dp 2", "h100:4", isl=1000, osl=200, concurrency=8)
+    layouts = [
+        ServingLayout.parse(text) for text in ("tp=4", "tp=2 pp=2", "tp=1 pp=4", "replicas=4", "pp=2 replicas=2")
+    ]
+    seconds = {layout: estimate_serving(priced.estimate.problem, layout).request_s for layout in layouts}
+    best = min(seconds, key=seconds.get)
+    assert priced.faster[0].layout == best == ServingLayout(tp=4)
+    assert priced.faster[0].request_s == seconds[best] < priced.estimate.request_s
+    assert priced.faster[0].options == {"tensor-parallel-size": 4, "data-parallel-size": None}
+    text = render_text(report_of(priced))
+    assert "--tensor-parallel-size 4, without --data-parallel-size: a request in" in text
+    assert sw.serve_read("vllm serve Qwen/Qwen3-32B -tp 2 -dp 2 --enforce-eager", "h100:4").faster == ()
+
+
 def test_a_verdict_is_withheld_where_the_memory_is_not_priced():
     priced = sw.serve_read(f"{LINE} --enforce-eager", "h100:4")
     assert (priced.verdict, priced.reason) == ("not known", "enforce-eager changes the memory, which is not priced")

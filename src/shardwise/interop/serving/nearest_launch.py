@@ -28,7 +28,7 @@ def nearest_launch(engine: Engine, launch: ServingLaunch) -> ServingLaunch | Non
     """
     best, best_distance = None, math.inf
     variants = list(product(_formats(launch), _limits(launch)))
-    layouts = list(_layouts(launch))[: MAX_CANDIDATES // len(variants)]
+    layouts = list(same_size_layouts(launch))[: MAX_CANDIDATES // len(variants)]
     for (formats, limits), (distance, layout) in product(variants, layouts):
         distance += 100.0 * ((formats != launch.formats) + (limits != launch.batch_limits))
         if distance >= best_distance:
@@ -39,7 +39,7 @@ def nearest_launch(engine: Engine, launch: ServingLaunch) -> ServingLaunch | Non
     return best
 
 
-def _layouts(launch: ServingLaunch) -> Iterator[tuple[float, ServingLayout]]:
+def same_size_layouts(launch: ServingLaunch) -> Iterator[tuple[float, ServingLayout]]:
     """Yield the layouts of as many devices, each with its distance; those of models without experts copy the whole model."""
     planned = launch.layout
     devices = planned.num_devices

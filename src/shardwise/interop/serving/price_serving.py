@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.hardware import Cluster
+from shardwise.interop.serving.faster_layouts import FasterServingLayout, list_faster_layouts
 from shardwise.interop.serving.read_serving import ReadServing
 from shardwise.serve import (
     BatchLimits,
@@ -38,7 +39,7 @@ class ServingField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedServing:
-    """A launch that was read, and its price.
+    """A launch that was read, its price, and layouts of the same devices that are `faster`.
 
     `estimate` is None without a cluster, or where the model is not known; `reason` says why. `verdict` says whether it fits; it
     is "not known" where something changes the memory that is not priced.
@@ -50,6 +51,7 @@ class PricedServing:
     estimate: ServingEstimate | None
     verdict: ServingVerdict
     reason: str = ""
+    faster: tuple[FasterServingLayout, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,6 +97,7 @@ def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workl
     return PricedServing(
         reading=reading, cluster=cluster, workload=load, estimate=estimate, verdict=verdict,
         reason="" if reading.memory_is_known else _memory_reason(reading), notes=tuple(notes),
+        faster=tuple(list_faster_layouts(reading, estimate)),
     )  # fmt: skip
 
 
@@ -184,6 +187,7 @@ class ServingLaunchRecord(Payload):
     verdict: ServingVerdict
     reason: str
     price: ServingFiguresRead | None
+    faster: Sequence[FasterServingLayout]
     notes: Sequence[str]
 
     @classmethod
@@ -201,5 +205,5 @@ class ServingLaunchRecord(Payload):
             model_name=launch.architecture.name if launch.architecture else None, layout=launch.layout, formats=launch.formats,
             batch_limits=launch.batch_limits, max_model_len=launch.max_model_len, fields=priced.fields,
             not_priced=reading.not_priced, unread=reading.unread, workload=priced.workload, verdict=priced.verdict,
-            reason=priced.reason, price=price, notes=(*reading.notes, *priced.notes),
+            reason=priced.reason, price=price, faster=priced.faster, notes=(*reading.notes, *priced.notes),
         )  # fmt: skip

@@ -28,8 +28,29 @@ def serving_launch_report(priced: PricedServing) -> Report:
         Section([Table(rows=(("field", "value", "from"), *rows), indent=2)], title=title),
         Section(list(_remarks(priced)), title="beside the price"),
         Section(list(_price(priced)), title="what it costs"),
+        *(
+            [Section(list(_faster(priced)), title="what would be faster on the same devices")]
+            if priced.estimate
+            else []
+        ),
         *(unread if reading.unread else []),
     ]
+
+
+def _faster(priced: PricedServing) -> Iterator[Block]:
+    """Yield layouts of the same devices with the options that change, and what they give."""
+    if not priced.faster:
+        is_priced = priced.reading.memory_is_known
+        yield "  no layout of those that were priced" if is_priced else "  not known, as the memory is not"
+    for index, item in enumerate(priced.faster):
+        options = ", ".join(
+            f"without --{name}" if value is None else f"--{name} {value}" for name, value in item.options.items()
+        )
+        request = Number(
+            format_seconds(item.request_s), item.request_s, "s", f"faster.{index}.request_s", None, "prediction"
+        )
+        before = format_seconds(priced.estimate.request_s) if priced.estimate else ""
+        yield Line((f"  {options}: a request in ", request, f" for {before}, TPOT {format_seconds(item.tpot_s.value)}"))
 
 
 def _remarks(priced: PricedServing) -> Iterator[Block]:
