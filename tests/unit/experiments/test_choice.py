@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from shardwise.measure.calibrate.published_runs.run_table import read_rows
+from shardwise.measure.experiments.calibration_rows import write_calibration_rows
 from shardwise.measure.experiments.candidates import Candidate, list_candidates
 from shardwise.measure.experiments.expected_information import CANNOT_WIN, NO_MEMORY, ExpectedInformation
 from shardwise.measure.experiments.grid_file import ExperimentBudget, ExperimentGrid, read_grid
@@ -200,3 +203,16 @@ def test_the_expected_improvement_is_that_of_many_draws(mean: float, deviation: 
     assert LogStep(mean=mean, deviation=deviation).expected_improvement(1.0) == pytest.approx(
         expected, rel=0.03, abs=1e-4
     )
+
+
+def test_measured_runs_are_rows_that_a_cluster_is_calibrated_with(
+    grid: ExperimentGrid, candidates: dict[str, Candidate], tmp_path: Path
+) -> None:
+    truth = true_steps(candidates, 2, noise=0.0)
+    rows, _ = play(ExpectedInformation(candidates, grid.budget, {"steps": 20}, 0), candidates, truth)
+    done = {name for name, row in rows.items() if row.state == "done"}
+    assert write_calibration_rows(tmp_path / "ledger.jsonl", rows, candidates) == len(done) > 0
+    written = read_rows(str(tmp_path / "ledger.calibrate.csv"))
+    assert {row.id for row in written} == done
+    for row in written:
+        assert row.step_time_s == pytest.approx(truth[row.id], rel=1e-8)

@@ -119,7 +119,9 @@ class LocalProcesses:
 
     def _devices(self, submission: Submission) -> Mapping[str, str]:
         if not self.num_gpus:
-            return {}
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            threads = max(cores // self.capacity, 1)
+            return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": f"{threads}"}
         used = {gpu for gpus in self._gpus.values() for gpu in gpus}
         free = [gpu for gpu in range(self.num_gpus) if gpu not in used]
         self._gpus[submission.attempt] = tuple(free[: submission.num_devices])

@@ -33,7 +33,12 @@ NO_MEASUREMENT = "no measurement"  # cause of a run that exited with 0 and logge
 
 
 class RunTarget(Protocol):
-    """A program whose runs are measured: how it is started for a configuration, and how its logs are read."""
+    """A program whose runs are measured: how it is started for a configuration, and how its logs are read.
+
+    `start_s` is what runs take besides their steps, by those that were done.
+    """
+
+    start_s: float | None
 
     def write_job(self, row: LedgerRow, attempt: str, folder: AttemptFolder) -> AttemptJob:
         """Write the files that an attempt needs, and return what it runs and its limits. Raises `InputError`."""
@@ -186,6 +191,7 @@ class ExperimentDriver:
         """Record and start as many of the configurations that are worth running as there is room for."""
         candidates = {row.configuration.fingerprint: row for row in self.chooser.order(self.ledger.rows)}
         times = RunTimes.of(self.ledger.rows.values(), self.experiment)
+        self.target.start_s = times.start_s
         queue, running = (
             [self._packed(row, times) for row in rows] for rows in (candidates.values(), self._active_rows())
         )

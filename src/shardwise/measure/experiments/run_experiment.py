@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardwise.measure.experiments.calibration_rows import write_calibration_rows
 from shardwise.measure.experiments.candidates import Candidate, list_candidates
 from shardwise.measure.experiments.driver import ExperimentDriver, RunChooser
 from shardwise.measure.experiments.expected_information import ExpectedInformation
@@ -58,6 +59,7 @@ def run_experiment(
             experiment=experiment, versions=software_versions(), num_retries=grid.retries, report=report,
         )  # fmt: skip
         code = driver.run(stop)
+        write_calibration_rows(ledger.path, ledger.rows, candidates)
     for command in getattr(backend, "commands", ()):
         report(f"submit: {command}")
     if code:
