@@ -30,6 +30,7 @@ class ServingEngine:
     `memory_rule`: its fraction is of the device's memory, less weights and the largest pass ("of total", vLLM), of what these
     leave ("of free", TensorRT-LLM), or of the memory for weights and cache ("static", SGLang). `degrees` are the parallel
     degrees that it has beside tp and replicas. `fuses_chunks`: chunks of inputs share passes with decoding sequences.
+    `reserves_output`: a request starts when the cache has room for all of its output.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ServingEngine:
     max_num_seqs: int
     max_batched_tokens: int
     fuses_chunks: bool
+    reserves_output: bool
     degrees: tuple[str, ...]
     measured_chips: tuple[str, ...]
     source: str
@@ -99,7 +101,8 @@ def serving_engines() -> Mapping[str, ServingEngine]:
 
 
 ENGINE_KEYS = (
-    "title", "release", "memory_rule", "memory_fraction", "max_num_seqs", "max_batched_tokens", "fuses_chunks", "source",
+    "title", "release", "memory_rule", "memory_fraction", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
+    "reserves_output", "source",
 )  # fmt: skip
 
 

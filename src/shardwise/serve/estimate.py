@@ -36,7 +36,9 @@ GRID_POINTS = 96  # concurrencies that a rate is looked for among
 SECONDS_PER_HOUR = 3600.0
 INPUT_SHARES = (0.08, 0.3)  # shares of TPOT that other inputs take, between which spreads differ
 LOADS = (8.5, 32.5)  # requests in an instance, between which spreads of first tokens differ
-MEAN_POWER_SHARE = 0.72
+# Mean power over the rated one: 260 runs of Llama 2 70B and BLOOM 176B on A100, 0.57 in batches below 16 and 0.64 above. Source:
+# Splitwise (Patel et al. 2024), data/perf_model.csv.
+MEAN_POWER_SHARE = 0.6
 UNMEASURED_FACTOR = 1.5  # on the spreads of chips of which nothing was measured: assumed
 
 

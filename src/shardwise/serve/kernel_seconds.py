@@ -24,6 +24,9 @@ ACTIVATION_BYTES = 2.0  # of one element of hidden states, on links and in memor
 STATE_BYTES = 4.0  # states of recurrences rest in fp32
 NETWORK_HOPS = 4.0  # a hop between nodes takes this many times one inside (NCCL's tuning model: 2 to 5)
 HOPPER = ("h100", "h200", "h800")
+# Formats of weights that chips with fp4 units multiply with activations of 8 bits, where others multiply them in bf16. Source:
+# TensorRT-LLM, quantization, W4A8_MXFP4_MXFP8 on Blackwell.
+BLOCK_SCALED: Mapping[str, str] = {"mxfp4": "fp8"}
 WIDER: Mapping[str, str] = {
     "fp4": "fp8",
     "fp8": "bf16",
@@ -52,6 +55,8 @@ class GroupRates:
     def of(cls, chip: Chip, weight_format: WeightFormat) -> GroupRates:
         """Return the rates of a format on a chip."""
         product = weight_format.product
+        if weight_format.name in BLOCK_SCALED and "fp4" in chip.peak_flops_per_s:
+            product = BLOCK_SCALED[weight_format.name]
         return cls(
             element_bytes=weight_format.bytes_per_element, peak=format_peak(chip, product), is_fp4=float(product == "fp4"),
             is_int4=float(product == "bf16" and weight_format.element_bytes == 0.5), is_fp8=float(product == "fp8"),

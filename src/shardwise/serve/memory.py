@@ -96,8 +96,11 @@ def size_parts(
         capacity_bytes=problem.cluster.chip.capacity_bytes + zeros,
         weight_bytes=weight_bytes(architecture, rates, table, problem.formats.expert_format.name),
         activation_bytes=activation_bytes(architecture, engine, limits) + zeros, runtime_bytes=runtime,
-        # Requests are at every stage of their output: on average half of it is in the cache.
-        request_bytes=request_elements(architecture, table, workload.mean_context) * cached,
+        # Requests are at every stage of their output, so that half of it is in the cache on average, unless all is reserved.
+        request_bytes=request_elements(
+            architecture, table, workload.total_tokens if engine.reserves_output else workload.mean_context
+        )
+        * cached,
         token_bytes=request_elements(architecture, table, workload.total_tokens) * cached / workload.total_tokens,
     )  # fmt: skip
 

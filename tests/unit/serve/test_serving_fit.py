@@ -23,10 +23,10 @@ from shardwise.values import InputError, to_json
 ROOT = Path(__file__).parents[3]
 # Median, mean and 90th percentile of TPOT errors and median of TTFT errors: a tenth of a point above what is shipped.
 REACHED = {
-    "family": (0.112, 0.160, 0.317, 0.324),
-    "chip": (0.103, 0.154, 0.305, 0.312),
-    "engine": (0.102, 0.149, 0.289, 0.519),
-    "source": (0.096, 0.152, 0.298, 0.284),
+    "family": (0.113, 0.160, 0.318, 0.326),
+    "chip": (0.102, 0.154, 0.308, 0.311),
+    "engine": (0.101, 0.148, 0.288, 0.519),
+    "source": (0.096, 0.152, 0.295, 0.285),
 }
 
 
