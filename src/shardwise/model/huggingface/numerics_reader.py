@@ -26,7 +26,7 @@ from shardwise.model.numerics import (
 )
 from shardwise.values import FileMessages, InputError, require_number, short_repr
 
-EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 # Names of activations in a config, by those of `Architecture.mlp`.
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
