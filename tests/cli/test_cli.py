@@ -215,6 +215,7 @@ FLAGS = {
         "--plot",
         "--report",
         "--rows",
+        "--serving",
         "--source",
     ],
     "plan": [
