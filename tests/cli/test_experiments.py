@@ -81,14 +81,16 @@ def test_a_report_has_the_best_of_each_model_and_number_of_nodes(
     code, out, err = run(capsys, "experiments", "report", str(path), "--out", str(tmp_path / "report.html"), "-v")
     assert (code, err) == (0, "")
     payload = json.loads(run(capsys, "experiments", "report", str(path), "--json")[1])
-    best = {(cell["model"], cell["num_nodes"]): (cell["label"], cell["failure"]) for cell in payload["best"]}
+    best = {(cell["model_name"], cell["num_nodes"]): (cell["label"], cell["failure"]) for cell in payload["best"]}
     assert best == {
         ("a", 1): ("tp=1", ""),
         ("a", 2): ("tp=2", ""),
         ("b", 1): ("tp=1", ""),
         ("b", 2): ("", "out of memory"),
     }
-    scaling = [(point["model"], point["num_devices"], round(point["efficiency"], 3)) for point in payload["scaling"]]
+    scaling = [
+        (point["model_name"], point["num_devices"], round(point["efficiency"], 3)) for point in payload["scaling"]
+    ]
     assert scaling == [("a", 8, 1.0), ("a", 16, 0.9), ("b", 8, 1.0)]
     assert len(payload["pairs"]) == 5
     for line in ("a          2       16               2  tp=2", "out of memory", "3 of 5 measured steps", "scaling"):
@@ -152,7 +154,7 @@ def test_published_runs_are_reported_like_a_ledger(capsys: pytest.CaptureFixture
     with rows.open(encoding="utf-8") as file:
         rates = ("step_time_s", "tokens_per_s_per_device", "implied_tokens_per_s_per_device")
         published = [row for row in csv.DictReader(file) if any(row.get(name) for name in rates)]
-    assert {cell["model"] for cell in payload["best"]} == {row["model"] for row in published}
+    assert {cell["model_name"] for cell in payload["best"]} == {row["model"] for row in published}
     assert sum(cell["num_configurations"] for cell in payload["best"]) == len(published)
     assert payload["pairs"]
 

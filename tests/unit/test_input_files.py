@@ -38,6 +38,16 @@ PACKAGE_DATA, WIRE, SYSTEM = "data of the package", "messages of our own process
 VERIFIED = "after `verify_records`"
 # Who may open or parse something else, and what that is.
 EXCEPTIONS = {
+    ("hardware/chip_units.py", "read_text"): PACKAGE_DATA,
+    ("hardware/chip_units.py", "tomllib.loads"): PACKAGE_DATA,
+    ("measure/serving/serving_rows.py", "csv.DictReader"): PACKAGE_DATA,
+    ("measure/serving/serving_rows.py", "open"): PACKAGE_DATA,
+    ("measure/serving/serving_rows.py", "read_text"): PACKAGE_DATA,
+    ("measure/serving/serving_rows.py", "tomllib.loads"): PACKAGE_DATA,
+    ("serve/engines.py", "read_text"): PACKAGE_DATA,
+    ("serve/engines.py", "tomllib.loads"): PACKAGE_DATA,
+    ("serve/serving_constants.py", "read_text"): PACKAGE_DATA,
+    ("serve/serving_constants.py", "tomllib.loads"): PACKAGE_DATA,
     ("hardware/chips.py", "read_text"): PACKAGE_DATA,
     ("hardware/chips.py", "tomllib.loads"): PACKAGE_DATA,
     ("hardware/published_constants.py", "read_text"): PACKAGE_DATA,

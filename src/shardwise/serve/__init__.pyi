@@ -1,3 +1,4 @@
+from .checkpoint_formats import published_formats as published_formats
 from .configuration_table import ConfigurationTable as ConfigurationTable
 from .configuration_table import TableEstimate as TableEstimate
 from .engines import ServingEngine as ServingEngine
@@ -16,7 +17,6 @@ from .inference_pass import SequenceGroup as SequenceGroup
 from .inference_pass import instance_degrees as instance_degrees
 from .legality import require_legal_serving_layout as require_legal_serving_layout
 from .legality import serving_layout_problems as serving_layout_problems
-from .published_formats import published_formats as published_formats
 from .serving_calibration import ServingCalibration as ServingCalibration
 from .serving_deployment import ServingDeployment as ServingDeployment
 from .serving_estimate import Prediction as Prediction

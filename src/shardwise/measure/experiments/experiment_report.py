@@ -37,7 +37,7 @@ class BestConfiguration:
     Without a measurement `label` is empty, and `failure` says in a few words why: a cause, or the state of most configurations.
     """
 
-    model: str
+    model_name: str
     num_nodes: int
     num_devices: int
     num_configurations: int
@@ -52,7 +52,7 @@ class BestConfiguration:
 class ScalingPoint:
     """The fastest rate of a model on some devices; `efficiency` is that of a device over the one on the fewest devices."""
 
-    model: str
+    model_name: str
     num_devices: int
     tokens_per_s_per_device: float
     efficiency: float
@@ -121,7 +121,7 @@ def _best_of(key: tuple[str, int, int], rows: Sequence[LedgerRow]) -> BestConfig
     best = max(measured, key=lambda pair: _rate(*pair), default=None)
     label, measurement = (best[0].configuration.label, best[1]) if best else ("", None)
     return BestConfiguration(
-        model=model, num_nodes=num_nodes, num_devices=num_devices, num_configurations=len(rows), label=label,
+        model_name=model, num_nodes=num_nodes, num_devices=num_devices, num_configurations=len(rows), label=label,
         step_time_s=measurement.step_time_s if measurement else None, mfu=measurement.mfu if measurement else None,
         tokens_per_s_per_device=measurement.tokens_per_s_per_device if measurement else None,
         failure="" if best else _common_failure(rows),
@@ -141,15 +141,15 @@ def _common_failure(rows: Sequence[LedgerRow]) -> str:
 def scaling_points(best: Sequence[BestConfiguration]) -> tuple[ScalingPoint, ...]:
     """Return the rates of each model over devices, of the best configurations."""
     points: list[ScalingPoint] = []
-    for model in dict.fromkeys(cell.model for cell in best):
+    for model in dict.fromkeys(cell.model_name for cell in best):
         rates: dict[int, float] = {}
         for cell in best:
-            if cell.model == model and cell.tokens_per_s_per_device:
+            if cell.model_name == model and cell.tokens_per_s_per_device:
                 rates[cell.num_devices] = max(rates.get(cell.num_devices, 0.0), cell.tokens_per_s_per_device)
         first = rates[min(rates)] if rates else 1.0
         points += [
             ScalingPoint(
-                model=model,
+                model_name=model,
                 num_devices=devices,
                 tokens_per_s_per_device=rates[devices],
                 efficiency=rates[devices] / first,

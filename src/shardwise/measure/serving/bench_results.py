@@ -6,7 +6,6 @@ Read are the JSON of `vllm bench serve --save-result`, the lines of SGLang's `be
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,8 @@ import numpy as np
 from shardwise.serve import ServingLayout, ServingProblem, Workload, estimate_serving
 from shardwise.serve.serving_calibration import ServingCalibration
 from shardwise.values import InputError
+from shardwise.values.input_files import FileMessages, read_text
+from shardwise.values.input_texts import parse_json, parse_json_line
 
 MS_PER_S = 1000.0
 # Spread of an engine's factor from one machine or release to the next, and of single results around it: the published rows.
@@ -44,20 +45,21 @@ class BenchResult:
         )  # fmt: skip
 
 
+MESSAGES = FileMessages(fix="JSON of a serving benchmark is required")
+
+
 def read_bench_results(path: str | os.PathLike[str]) -> tuple[BenchResult, ...]:
     """Return the runs in a file: one JSON value, or one a line.
 
     Raises `InputError` for a file that is none of the three tools', with the keys that are missing.
     """
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+    name = os.fspath(path)
+    text = read_text(name, MESSAGES)
+    lines = [line for line in text.splitlines() if line.strip()]
     try:
-        values = [json.loads(text)]
-    except json.JSONDecodeError:
-        try:
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError as error:
-            raise InputError(f"{os.fspath(path)}: {error}; JSON of a serving benchmark is required") from error
+        values = [parse_json_line(line) for line in lines]
+    except ValueError:  # one value over several lines
+        values = [parse_json(text, name, MESSAGES)]
     if not values:
         raise InputError(f"{os.fspath(path)}: empty; JSON of a serving benchmark is required")
     return tuple(_parse(value, os.fspath(path)) for value in values)

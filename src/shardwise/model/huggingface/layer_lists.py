@@ -15,9 +15,11 @@ from typing import Any
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.field_readers import FieldReader, TrackedConfig, read_window
 from shardwise.model.layer_pattern import KIND_FIELDS, compress_layers
+from shardwise.values.input_texts import parse_integer
 
 FULL, SLIDING, DENSE, SPARSE = "full_attention", "sliding_attention", "dense", "sparse"
 MAX_LISTED_LAYERS = 10_000
+
 ListReader = Callable[[TrackedConfig, int], Sequence[str]]
 FieldValues = Mapping[str, Any]
 
@@ -102,7 +104,7 @@ def size_list(field: str, key: str) -> LayerList:
         return [f"{field}_{size}" for size in sizes]
 
     def fields(config: TrackedConfig, value: str) -> FieldValues:
-        return {} if value == field else {field: int(value.rpartition("_")[2])}
+        return {} if value == field else {field: parse_integer(value.rpartition("_")[2])}
 
     return LayerList(read, fields)
 

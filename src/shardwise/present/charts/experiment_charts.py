@@ -26,9 +26,9 @@ def experiment_charts(report: ExperimentReport) -> tuple[Chart, ...]:
 
 def best_map(report: ExperimentReport) -> Chart | None:
     """Return the best configuration of each model and number of nodes; darker is a higher MFU."""
-    models = list(dict.fromkeys(cell.model for cell in report.best))[:MOST_ROWS]
+    models = list(dict.fromkeys(cell.model_name for cell in report.best))[:MOST_ROWS]
     places = sorted({(cell.num_nodes, cell.num_devices) for cell in report.best})[:MOST_COLUMNS]
-    best = {(cell.model, (cell.num_nodes, cell.num_devices)): cell for cell in report.best}
+    best = {(cell.model_name, (cell.num_nodes, cell.num_devices)): cell for cell in report.best}
     if not report.best:
         return None
     highest_mfu = max((cell.mfu or 0.0 for cell in report.best), default=0.0)
@@ -62,7 +62,7 @@ def _map_cell(row: int, column: int, cell: BestConfiguration | None, highest_mfu
         column=column,
         colour=f"shade:{cell.mfu / highest_mfu if cell.mfu and highest_mfu else 0.0:.4f}",
         lines=texts,
-        hover=f"{cell.model}: {cell.label}",
+        hover=f"{cell.model_name}: {cell.label}",
     )
 
 
@@ -81,8 +81,8 @@ def scaling_chart(report: ExperimentReport) -> Chart | None:
 
 
 def _scaling_curves(report: ExperimentReport) -> Iterator[Curve]:
-    for model in dict.fromkeys(point.model for point in report.scaling):
-        points = [(float(p.num_devices), p.tokens_per_s_per_device) for p in report.scaling if p.model == model]
+    for model in dict.fromkeys(point.model_name for point in report.scaling):
+        points = [(float(p.num_devices), p.tokens_per_s_per_device) for p in report.scaling if p.model_name == model]
         if len(points) > 1:
             yield Curve(label=model, points=tuple(points))
 

@@ -55,7 +55,7 @@ def _best_table(report: ExperimentReport) -> Table:
         )  # fmt: skip
         rows.append(
             (
-                cell.model, count(cell.num_nodes, f"{path}.num_nodes"), count(cell.num_devices, f"{path}.num_devices"),
+                cell.model_name, count(cell.num_nodes, f"{path}.num_nodes"), count(cell.num_devices, f"{path}.num_devices"),
                 count(cell.num_configurations, f"{path}.num_configurations"),
                 *(best if cell.step_time_s is not None else (cell.failure, "-", "-", "-")),
             )
@@ -69,7 +69,7 @@ def _scaling_table(report: ExperimentReport) -> Table:
         path = f"scaling.{index}"
         rate = count(point.tokens_per_s_per_device, f"{path}.tokens_per_s_per_device")
         devices = count(point.num_devices, f"{path}.num_devices")
-        rows.append((point.model, devices, rate, share(point.efficiency, f"{path}.efficiency")))
+        rows.append((point.model_name, devices, rate, share(point.efficiency, f"{path}.efficiency")))
     return Table(rows=tuple(rows), right=(1, 2, 3), indent=2)
 
 
