@@ -4,7 +4,8 @@ A workload of requests takes the place of a training job's batch (`workload`), a
 engine is split and how many instances there are (`serving_layout`). Weights rest in the formats of a checkpoint (`formats`).
 A serving problem is a model, a cluster, a workload and an engine (`serving_problem`).
 
-What a pass computes, reads and sends (`pass_counts`) is priced at a chip's rates under an engine's constants (`kernel_seconds`,
+What a pass computes, reads and sends is derived from the model's program of inference (`inference_pass`, of many rows at once
+`table_work`) and priced at a chip's rates under an engine's constants (`kernel_seconds`,
 `pass_cost`, `engines`), what memory holds follows from each engine's rule (`memory`), and latencies from the steady state of an
 instance (`steady_state`).
 

@@ -27,6 +27,7 @@ from shardwise.serve.kernel_seconds import ServingRates, slower_of
 from shardwise.serve.pass_cost import device_seconds, price_pass
 from shardwise.serve.pass_work import Column
 from shardwise.serve.serving_constants import ServingConstants
+from shardwise.serve.speculative_decoding import expected_tokens
 from shardwise.serve.table_work import TableWork
 
 DRAFT_LAYERS = 2.0  # a module of multi-token prediction is a layer and the head, counted as a second one
@@ -77,7 +78,7 @@ class PassPricer:
     def tokens_per_pass(self) -> Column:
         """Tokens that a sequence gains in a pass: its own, and of those drafted as many as are accepted one after the other."""
         acceptance = self.constants.acceptance if self.acceptance is None else self.acceptance
-        return 1.0 + acceptance * (1.0 - acceptance**self.drafted) / (1.0 - min(acceptance, 0.999))
+        return expected_tokens(acceptance, self.drafted)
 
     def decode_terms(self, running: Column) -> dict[str, Column]:
         """Return the device's seconds of a decode pass by term; drafts' modules are a layer and the head each."""
