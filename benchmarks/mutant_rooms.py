@@ -33,6 +33,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "book_formulas": ("unit/books", "golden", "unit/test_api.py", "cli/test_kv_cache.py", "cli/test_pictures.py",
                       "cli/test_figures.py", "cli/test_schemas.py"),
     "batch_size": ("unit/batch", "unit/books", "golden", "cli/test_batch.py", "cli/test_batch_noise.py", "cli/test_schemas.py"),
+    "serve": ("unit/serve", "cli/test_schemas.py", "explore/test_explore_serving.py"),
+    "search/serving": ("unit/serve", "cli/test_schemas.py", "explore/test_explore_serving.py"),
     "search": ("unit/search", "unit/test_choices.py", "planning", "train/test_admission.py", "unit/test_api.py",
                "cli/test_sweep.py", "cli/test_cli.py", "cli/test_product.py", "cli/test_schemas.py", "property/test_search.py"),
     "run/numpy": ("property/test_gradients.py", "derivation", "property/test_structures.py",

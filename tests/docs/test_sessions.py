@@ -128,7 +128,7 @@ def test_the_suite_has_every_page_and_every_verb() -> None:
 
 def test_there_are_sessions() -> None:
     problems = {f"docs/worked-problems/{path.name}" for path in (ROOT / "docs" / "worked-problems").glob("[!R]*.md")}
-    assert len(problems) == 7
+    assert len(problems) == 8
     assert {document for document, _, _ in SESSIONS} >= {"README.md", *problems}
 
 

@@ -205,6 +205,8 @@ OWN: dict[str, dict[str, Any]] = {  # what a family's config needs beside the si
     "deepseek_v3": LATENT,
     "kimi_k2": LATENT,
     "gpt_neox": {"use_parallel_residual": True},
+    "git": {"max_position_embeddings": 1024},
+    "moshi": {"ffn_dim": 1536, "tie_word_embeddings": False},
 }
 OWN_KEYS = {key for config in OWN.values() for key in config} | {
     "mlp_only_layers", "decoder_sparse_step", "multi_query", "alibi",
@@ -215,11 +217,12 @@ CHANGED = st.dictionaries(
     ),
     VALUES, max_size=3,
 )  # fmt: skip
+# Nemotron-NAS lists its layers one by one.
 KIND_NAMES = sorted(
     {
         kind
         for kind, table in family_tables().items()
-        if not table.keys() & {"experts", "latent", "like", "layer_types", "recurrence"}
+        if not table.keys() & {"experts", "latent", "like", "layer_types", "recurrence"} and kind != "nemotron-nas"
     }
     | {*OWN}
 )

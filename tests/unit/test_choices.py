@@ -285,6 +285,8 @@ SAID = {
     ("run/numpy/step.py", "loss"), ("measure/calibrate/user_runs.py", "recompute"),
     # a command without the flag that says the default; a rule of one kind of norm
     ("present/explorer/copy_as.py", "precision"),
+    # an AllReduce crosses a level twice, what gathers or scatters once; functions that have weights of their own
+    ("hardware/network/switches.py", "operation"), ("model/decoder_block.py", "mlp"),
 }  # fmt: skip
 
 

@@ -60,8 +60,10 @@ def _nearest_problems(problems: Mapping[str, Sequence[str]], files: LaunchFiles)
     counts = {
         name: len(text_names & {option.rpartition(".")[2] for option in READERS[name].options}) for name in problems
     }
-    nearest = max(counts, key=lambda name: counts[name], default=None)
-    if nearest is not None and counts[nearest] >= MIN_NAMES:
+    # A launch that names a framework is one of it, however few of its options it has.
+    named = [name for name in problems if name.lower() in {text_name.lower() for text_name in text_names}]
+    nearest = max(named or counts, key=lambda name: counts[name], default=None)
+    if nearest is not None and (named or counts[nearest] >= MIN_NAMES):
         yield from (f"as a launch of {READERS[nearest].title}: {problem}" for problem in problems[nearest])
     elif any(name.endswith(".sh") for name in files):
         yield from problems.get(PLAIN_SCRIPT, ())

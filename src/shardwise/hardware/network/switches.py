@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from shardwise.hardware.network.links import CollectiveCost, CollectiveName, Cut, Link, nccl_factors
 from shardwise.values import Value, lookup, maximum, where
-from shardwise.values.payload import OMIT_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class Tier:
     hop_latency_s: float
     base_latency_s: float = 0.0
     links: int = 0
-    reduces: bool = field(default=False, metadata=OMIT_DEFAULT)
+    reduces: bool = False
 
     def egress(self, size: Value) -> Value:
         """Return the sustained bytes/s that a device sends to the `size - 1` others of a group: in a mesh over one link for

@@ -122,6 +122,7 @@ LANGUAGE_KEYS = ("thinker_config", "text_config", "language_config", "llm_config
 
 TEXT_SUFFIX = "_text"  # of the model_type of a nested language model
 TEXT_KEY = "text_config"
+TIED_KEY = "tie_word_embeddings"
 # Families whose code reads a language model's sizes from its text_config alone, and without one takes its defaults.
 NESTED_ONLY_TYPES = ("step3p7",)
 
@@ -132,11 +133,22 @@ def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         inner = config.get(key)
         if isinstance(inner, dict) and inner.keys() & {"model_type", "hidden_size", *LANGUAGE_KEYS}:
             inner = {"model_type": f"{config.get('model_type')}{TEXT_SUFFIX}", **inner}
-            tied = {name: config[name] for name in ("tie_word_embeddings",) if config.get(name) is not None}
-            return _language_model_config({**inner, **tied})
+            return _language_model_config({**inner, **_tied_head(config, inner, key)})
     if config.get("model_type") in NESTED_ONLY_TYPES:
         return {"model_type": f"{config['model_type']}{TEXT_SUFFIX}", **(config.get(TEXT_KEY) or {})}
     return config
+
+
+def _tied_head(config: Mapping[str, Any], inner: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return whether the head is tied, as the whole config says it. Raises `InputError` where its language part denies it."""
+    tied = config.get(TIED_KEY)
+    if tied is None:
+        return {}
+    if inner.get(TIED_KEY) is False and tied is True:
+        raise InputError(
+            f"model: {TIED_KEY} is true, and false in {key}; the same is required, since the head is either or not"
+        )
+    return {TIED_KEY: tied}
 
 
 def _unread_outside_text(config: Mapping[str, Any], rule: FamilyRule) -> Iterator[str]:
