@@ -21,6 +21,7 @@ from pathlib import Path
 
 from shardwise.measure.experiments.attempt_files import AttemptFolder, AttemptJob, AttemptResult, CleanUp, Ending
 from shardwise.measure.experiments.process_cleanup import (
+    ATTEMPT_NODE_VARIABLE,
     ATTEMPT_VARIABLE,
     count_oom_kills,
     end_processes,
@@ -97,13 +98,19 @@ class _Watch:
         )  # fmt: skip
 
     @property
+    def _mark(self) -> str:
+        """Name of the attempt and its node, which its processes carry in their environment."""
+        return f"{self.job.attempt}:{self.attempt.node}"
+
+    @property
     def _elapsed_s(self) -> float:
         return time.monotonic() - self.started
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.attempt.scratch.mkdir(exist_ok=True)
         environment = {
-            **os.environ, **self.job.environment, ATTEMPT_VARIABLE: self.job.attempt, "TMPDIR": str(self.attempt.scratch),
+            **os.environ, **self.job.environment, ATTEMPT_VARIABLE: self.job.attempt, ATTEMPT_NODE_VARIABLE: self._mark,
+            "TMPDIR": str(self.attempt.scratch),
         }  # fmt: skip
         with self.attempt.output.open("ab") as output:
             # In a session of its own, which a Ctrl-C at the driver's terminal does not reach.
@@ -144,14 +151,14 @@ class _Watch:
         return max(times)
 
     def _look_at_leftovers(self) -> None:
-        pids = list(processes_of(self.job.attempt))
+        pids = list(processes_of(self._mark))
         self.ports |= listening_ports(pids)
         self.shared_files |= shared_memory_files(pids)
 
     def _clean_up(self, grace_s: float) -> CleanUp:
         """End what is left, remove its files, and check that its ports are free."""
         self._look_at_leftovers()
-        ended, remaining = end_processes(self.job.attempt, grace_s)
+        ended, remaining = end_processes(self._mark, grace_s)
         removed = remove_shared_memory(self.shared_files)
         if self.attempt.scratch.exists():
             shutil.rmtree(self.attempt.scratch, ignore_errors=True)

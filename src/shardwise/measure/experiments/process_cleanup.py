@@ -19,6 +19,7 @@ from shardwise.values.input_files import read_bytes
 from shardwise.values.input_texts import parse_digits
 
 ATTEMPT_VARIABLE = "SHARDWISE_ATTEMPT"
+ATTEMPT_NODE_VARIABLE = "SHARDWISE_ATTEMPT_NODE"  # "ATTEMPT:NODE": a machine may have the processes of several nodes
 PROC, SHARED_MEMORY = Path("/proc"), "/dev/shm/"
 LISTENING = "0A"  # state of a socket in /proc/net/tcp. Source: Linux, include/net/tcp_states.h, TCP_LISTEN
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -26,10 +27,14 @@ KILL_WAIT_S = 5.0  # for killed processes to be gone
 
 
 def processes_of(attempt: str) -> dict[int, str]:
-    """Return the names of the processes of an attempt by their ids, without this one."""
-    mark = f"{ATTEMPT_VARIABLE}={attempt}"
-    pids = [pid for pid in _process_ids() if mark in _read_system_file(PROC / str(pid) / "environ").split("\0")]
+    """Return the names of the processes of an attempt by their ids, without this one; of "ATTEMPT:NODE" those of one node."""
+    pids = [pid for pid in _process_ids() if _is_marked(_read_system_file(PROC / str(pid) / "environ"), attempt)]
     return {pid: _read_system_file(PROC / str(pid) / "comm").strip() for pid in pids if pid != os.getpid()}
+
+
+def _is_marked(environment: str, attempt: str) -> bool:
+    marks = {f"{ATTEMPT_VARIABLE}={attempt}", f"{ATTEMPT_NODE_VARIABLE}={attempt}"}
+    return not marks.isdisjoint(environment.split("\0"))
 
 
 def _read_system_file(path: Path) -> str:
