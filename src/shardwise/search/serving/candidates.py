@@ -15,14 +15,14 @@ CONCURRENCY_STEP = 2**0.25  # of the ladder: neighbours differ by a fifth, less 
 
 
 def list_serving_layouts(
-    architecture: Architecture, cluster: Cluster, formats: ServingFormats, engine: ServingEngine, max_devices: int | None = None
+    architecture: Architecture, cluster: Cluster, formats: ServingFormats, engine: ServingEngine
 ) -> list[ServingLayout]:  # fmt: skip
     """Return the layouts of one instance that the model, the cluster and the engine allow, the smallest first.
 
     Degrees are powers of two (and the whole scale-up domain). Attention is split within a scale-up domain; what an instance
     has beyond it are stages, or copies of attention that share the experts.
     """
-    limit = min(max_devices or cluster.num_devices, cluster.num_devices)
+    limit = cluster.num_devices
     layouts = [
         layout
         for tp in _degrees(min(limit, cluster.scale_up_size), cluster.scale_up_size)

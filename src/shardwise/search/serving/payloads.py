@@ -132,7 +132,6 @@ class ServingPlanRecord(Payload):
     doubled_devices: int | None
     prefill_devices_per_decode_device: float
     num_configurations: int
-    notes: Sequence[str]
 
     @classmethod
     def of(cls, plan: ServingPlan) -> ServingPlanRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwise.hardware import Cluster
 from shardwise.model import Architecture
@@ -97,7 +97,6 @@ class ServingPlan:
     doubled_devices: int | None
     prefill_devices_per_decode_device: float
     num_configurations: int
-    notes: tuple[str, ...] = ()
 
     @property
     def idle_devices(self) -> int:
@@ -129,8 +128,3 @@ def find_knee(curve: Sequence[ServingPoint]) -> ServingPoint:
             - (point.tpot_s - first.tpot_s) / width
         ),
     )
-
-
-def at_rate(question: ServingQuestion, rate_per_s: float) -> ServingQuestion:
-    """Return the question at another rate."""
-    return replace(question, rate_per_s=rate_per_s)

@@ -106,8 +106,8 @@ def plan_serving(question: ServingQuestion) -> ServingPlan:
     return ServingPlan(
         question=question, layout=layout, batch_limits=_limits_to_start_with(limits, chosen), estimate=estimate,
         concurrency=chosen.concurrency * layout.replicas, alternatives=_list_alternatives(question, chosen, ranked),
-        front=pareto_front(fitting),
-        curve=curve, knee=find_knee(curve), smallest=min(fitting, key=lambda point: point.layout.num_devices).layout,
+        front=pareto_front(fitting), curve=curve, knee=find_knee(curve),
+        smallest=min(fitting, key=lambda point: point.layout.num_devices).layout,
         doubled=doubled, doubled_devices=doubled_devices, num_configurations=len(table),
         prefill_devices_per_decode_device=prefill_ratio(estimate),
     )  # fmt: skip
@@ -161,15 +161,15 @@ def _choose(
         max_replicas = capacity // point.layout.devices_per_replica
         if question.rate_per_s is None:
             layout = point.layout.with_replicas(max_replicas)
-            return (
-                point,
-                layout,
-                estimate_serving(question.problem(concurrency=point.concurrency * max_replicas), layout),
-            )
+            problem = question.problem(concurrency=point.concurrency * max_replicas)
+            return point, layout, estimate_serving(problem, layout)
         for replicas in range(max(math.ceil(question.rate_per_s / point.requests_per_s), 1), max_replicas + 1):
             layout = point.layout.with_replicas(replicas)
-            estimate = estimate_serving(question.problem(rate_per_s=question.rate_per_s), layout)
-            if estimate.max_rate_per_s > question.rate_per_s and estimate.meets(limits):
+            try:
+                estimate = estimate_serving(question.problem(rate_per_s=question.rate_per_s), layout)
+            except InputError:  # the rate is just what so many instances serve: one more is tried
+                continue
+            if estimate.meets(limits):
                 return point, layout, estimate
     best = ranked[0]
     num_devices = _devices_needed(question, best, question.rate_per_s)

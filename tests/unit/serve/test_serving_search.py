@@ -1,0 +1,103 @@
+"""Serving plans against a loop over every layout and number of instances, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shardwise.hardware import load_cluster
+from shardwise.model import load_model
+from shardwise.search import ServingQuestion, plan_serving
+from shardwise.search.serving.candidates import list_serving_layouts
+from shardwise.serve import (
+    BatchLimits,
+    LatencyLimits,
+    ServingFormats,
+    ServingLayout,
+    estimate_serving,
+    get_serving_engine,
+)
+from shardwise.values import InputError
+from shardwise.values.errors import MissedLimitError, NothingFitsError
+
+
+def question(model: str = "llama-3.1-8b", cluster: str = "h100:8", **fields: Any) -> ServingQuestion:
+    settings: dict[str, Any] = {
+        "isl": 1000, "osl": 200, "rate_per_s": None, "engine": "vllm", "release": None, "formats": ServingFormats(),
+        "batch_limits": BatchLimits(), "latency_limits": LatencyLimits(),
+    }  # fmt: skip
+    return ServingQuestion(architecture=load_model(model), cluster=load_cluster(cluster), **{**settings, **fields})
+
+
+def layouts(asked: ServingQuestion) -> list[ServingLayout]:
+    return list_serving_layouts(asked.architecture, asked.cluster, asked.formats, get_serving_engine(asked.engine))
+
+
+def device_counts_that_serve(asked: ServingQuestion) -> Iterator[int]:
+    """Yield the devices of every layout and number of instances that serves the rate within the limits."""
+    for layout in layouts(asked):
+        for replicas in range(1, asked.cluster.num_devices // layout.devices_per_replica + 1):
+            try:
+                estimate = estimate_serving(asked.problem(rate_per_s=asked.rate_per_s), layout.with_replicas(replicas))
+            except InputError:
+                continue
+            if estimate.meets(asked.latency_limits) and estimate.memory.verdict == "fits":
+                yield layout.devices_per_replica * replicas
+
+
+@pytest.mark.parametrize(("rate", "tpot_s"), [(2.0, 0.02), (20.0, 0.02), (40.0, 0.03), (10.0, 0.008)])
+def test_a_rate_is_served_on_nearly_the_fewest_devices(rate: float, tpot_s: float) -> None:
+    """The search keeps a margin to a limit, so that it may take one instance more than the loop; never fewer devices."""
+    asked = question(rate_per_s=rate, latency_limits=LatencyLimits(ttft_s=2.0, tpot_s=tpot_s))
+    plan = plan_serving(asked)
+    assert plan.estimate.meets(asked.latency_limits)
+    assert plan.estimate.max_rate_per_s > rate
+    fewest = min(device_counts_that_serve(asked))
+    assert fewest <= plan.layout.num_devices <= 2 * fewest
+    assert plan.idle_devices == 8 - plan.layout.num_devices
+
+
+def test_without_a_rate_no_layout_serves_more_within_the_limit() -> None:
+    asked = question(latency_limits=LatencyLimits(tpot_s=0.02))
+    plan = plan_serving(asked)
+    assert plan.estimate.tpot_s.value <= 0.02
+    rate = plan.estimate.tokens_per_s_per_device.value * plan.layout.num_devices
+    for rejected in plan.alternatives:
+        replicas = 8 // rejected.point.layout.devices_per_replica
+        total = rejected.point.tokens_per_s_per_device * rejected.point.layout.devices_per_replica * replicas
+        assert total <= rate * 1.03 + 1e-9
+
+
+def test_a_tighter_limit_takes_throughput() -> None:
+    rates = [
+        plan_serving(question(latency_limits=LatencyLimits(tpot_s=limit))).estimate.tokens_per_s_per_device.value
+        for limit in (0.01, 0.02, 0.04)
+    ]
+    assert rates == sorted(rates)
+
+
+def test_twice_the_load_takes_at_least_the_devices_of_the_load() -> None:
+    plan = plan_serving(question(rate_per_s=10.0, latency_limits=LatencyLimits(tpot_s=0.02)))
+    assert plan.doubled_devices is not None
+    assert plan.doubled_devices >= plan.layout.num_devices
+    assert plan.doubled is None or plan.doubled.tpot_s.value > plan.estimate.tpot_s.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"model": "llama-3-70b", "cluster": "h100:1"}, NothingFitsError, "does not fit on h100:1"),
+        (
+            {"latency_limits": LatencyLimits(tpot_s=1e-4)},
+            MissedLimitError,
+            "a TPOT of 100 µs \\(the best of any layout is",
+        ),
+        ({"rate_per_s": 1e6}, MissedLimitError, "1e\\+06 requests/s need about"),
+        ({"engine": "none"}, InputError, "serving engine"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_what_can(fields: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan_serving(question(**fields))
