@@ -14,6 +14,7 @@ FORMER_FAULTS = [
     OneKeyChange("dots3_note", "tie_word_embeddings", True, True),
     OneKeyChange("helium", "hidden_size", 2561, True), OneKeyChange("lfm3", "conv_L_cache", 2, False),
     OneKeyChange("emu3", "tie_word_embeddings", True, False), OneKeyChange("qwen3_5", "tie_word_embeddings", True, False),
+    OneKeyChange("xlstm", "tie_word_embeddings", True, False),
 ]  # fmt: skip
 
 
