@@ -1,4 +1,4 @@
-"""What judges of launches share: the folders of launches on the command line, a line for each refused one, and their count."""
+"""Parts that judges of launches share: folders on the command line, a line for each refused launch, and their count."""
 
 from __future__ import annotations
 

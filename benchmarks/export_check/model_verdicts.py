@@ -1,4 +1,4 @@
-"""What judges of models share: shapes beside shapes, a line for each model and a count, narrow copies of models."""
+"""Parts that judges of models share: shapes beside shapes, a line for each model and a count, narrow copies of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether SGLang's own parser takes the files of written deployments, and finds in them what was to be written.
+"""Judge written deployments by SGLang's own parser: it takes the files, and finds in them what was to be written.
 
     pip install --no-deps sglang==0.5.23, and what its command line imports
     python benchmarks/export_check/sglang_serve.py FOLDER

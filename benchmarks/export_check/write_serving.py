@@ -37,7 +37,7 @@ def main(name: str, count: str, folder: str) -> None:
 
 
 def expected_values(deployment: ServingDeployment) -> dict[str, object]:
-    """What a parser must find, in words that no engine has."""
+    """Values that a parser must find, under names that no engine has."""
     problem, layout = deployment.problem, deployment.layout
     limits = problem.batch_limits
     return {

@@ -1,4 +1,4 @@
-"""What the parts of a decoder block are built from: products with their adapters and biases, norms, rotations."""
+"""Building blocks of a decoder block: products with their adapters and biases, norms, rotations."""
 
 from __future__ import annotations
 

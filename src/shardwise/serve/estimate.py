@@ -1,4 +1,4 @@
-"""What serving configurations give: latencies with intervals, throughput, memory, what bounds a pass, power and price."""
+"""Estimate serving configurations: latencies with intervals, throughput, memory, what bounds a pass, power and price."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class ServingRates:
 
     @property
     def routing(self) -> Routing:
-        """How tokens choose experts."""
+        """Choice of experts by tokens."""
         return Routing(self.constants.routing_skew, self.constants.expert_imbalance)
 
     def product_seconds(self, group: str, products: Products, *, has_prompt: bool) -> Column:

@@ -1,4 +1,4 @@
-"""Which serving layouts a model allows, whatever the engine: every rule that a layout breaks, with the nearest that it keeps."""
+"""Rules of serving layouts, whatever the engine: every rule that a layout of a model breaks, with the nearest that it keeps."""
 
 from __future__ import annotations
 

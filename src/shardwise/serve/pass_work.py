@@ -12,7 +12,7 @@ Column = Value  # a number, or a column of a table
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How tokens choose experts: `skew`, the share of tokens whose experts count as chosen independently, and `imbalance`, the
+    """Choice of experts by tokens: `skew`, the share of tokens whose experts count as chosen independently, and `imbalance`, the
     busiest device's tokens over the mean where experts are split by expert."""
 
     skew: float = 1.0

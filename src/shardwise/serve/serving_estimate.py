@@ -1,4 +1,4 @@
-"""What a serving configuration gives: latencies and throughput with intervals, memory, and what a pass's time is made of."""
+"""Estimate of a serving configuration: latencies and throughput with intervals, memory, and what a pass's time is made of."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingEstimate:
-    """What one layout gives under a workload, in a steady state.
+    """Estimate of one layout under a workload, in a steady state.
 
     `ttft_s` is the mean time to the first token with queueing, `tpot_s` the mean time of each token after it.
     `tokens_per_s_per_device` counts output tokens over all devices of the layout, and `requests_per_s` is of all replicas.

@@ -1,4 +1,4 @@
-"""How a served model is split: the degrees of one instance of an engine, and how many instances there are."""
+"""Split of a served model: the degrees of one instance of an engine, and how many instances there are."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class KernelSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """What passes of each row of a table are made of; all columns have its length.
+    """Parts of the passes of each row of a table; all columns have its length.
 
     `per_token` and `per_logit` run once over the tokens of a pass of one copy of attention and over the tokens whose logits are
     wanted, `per_sequence` for each decoding sequence, `per_chunk` for a chunk of `chunk_tokens`, of which an input has

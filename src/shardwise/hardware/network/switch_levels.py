@@ -40,7 +40,7 @@ class SwitchLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelInventory:
-    """What one level has and carries; rates are of one direction unless said otherwise.
+    """Contents and traffic of one level; rates are of one direction unless said otherwise.
 
     `num_units` of the level in the cluster, each with `num_devices` and `switches_per_unit` of `radix` ports, `used_ports` of its
     `ports` in use; None where no file states switches. `link_bytes_per_s`: from one unit below into this level, and back.

@@ -33,7 +33,7 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?|-\.\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagSyntax:
-    """How an engine's parser reads flags: `abbreviates` unique beginnings, `joins_dashes`: underscores are dashes, `has_parts`:
+    """Syntax of an engine's flags: `abbreviates` unique beginnings, `joins_dashes`: underscores are dashes, `has_parts`:
     JSON options are set by parts, `suffixes` of counts by their factor, `automatic`: what "auto" stands for, by option."""
 
     abbreviates: bool = True

@@ -29,7 +29,7 @@ SCRIPT_FILE, CONFIG_FILE, MANIFEST_FILE, README_FILE = "launch.sh", "serve.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceNodes:
-    """How instances lie on nodes: `num_starts` times an engine is started, each on `num_nodes` nodes with `devices` of each.
+    """Placement of instances on nodes: `num_starts` times an engine is started, each on `num_nodes` nodes with `devices` of each.
 
     `replicas` of them are copies that one start holds (data parallelism of the engine).
     """

@@ -1,4 +1,4 @@
-"""What the launch of an engine costs on a cluster under a load, and whether it fits, as far as all of it is priced."""
+"""Price the launch of an engine on a cluster under a load, and judge whether it fits, as far as all of it is priced."""
 
 from __future__ import annotations
 

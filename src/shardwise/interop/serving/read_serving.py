@@ -38,7 +38,7 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadServing:
-    """What an engine's launch says.
+    """Contents of an engine's launch.
 
     `options` are all of it by the engine's names, `origins` the options that each field of the launch is read from, `not_priced`
     what an option or a variable changes ("model", "memory" or "time") that a price leaves out, and `unread` options that change
@@ -60,12 +60,12 @@ class ReadServing:
 
     @property
     def model_is_known(self) -> bool:
-        """Whether the model is one of the catalogue and no option makes it another one."""
+        """True if the model is one of the catalogue and no option makes it another one."""
         return self.launch.architecture is not None and "model" not in self.not_priced.values()
 
     @property
     def memory_is_known(self) -> bool:
-        """Whether no option changes the memory that a price leaves out."""
+        """True if no option changes the memory that a price leaves out."""
         return self.model_is_known and "memory" not in self.not_priced.values()
 
 

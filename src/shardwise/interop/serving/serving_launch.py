@@ -29,7 +29,7 @@ class ServingLaunch:
 
     @property
     def has_experts(self) -> bool:
-        """Whether any layer of the model routes tokens to experts."""
+        """True if any layer of the model routes tokens to experts."""
         return self.architecture is not None and any(
             layer.num_experts for layer in self.architecture.layer_architectures.values()
         )

@@ -33,7 +33,7 @@ RESTART_VARIABLE = "SLURM_RESTART_COUNT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptJob:
-    """What an attempt runs on each of its nodes, and its limits.
+    """Command of an attempt on each of its nodes, and its limits.
 
     `attempt` names it among all attempts. Without a sign of life for `hang_after_s` it is ended: output, or a change of a file of
     `heartbeats`, which are patterns below the attempt's folder. `grace_s` is the time between a request to end and the kill.
@@ -51,7 +51,7 @@ class AttemptJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanUp:
-    """What was left of a run when its command had ended, and was removed: processes, files of shared memory.
+    """Leftovers of a run when its command had ended, which were removed: processes, files of shared memory.
 
     `open_ports` still listen after that, and `remaining` processes still run: neither can be removed.
     """
@@ -64,7 +64,7 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResult:
-    """How the command of a node ended: by itself with `exit_code`, or ended for one of the other reasons.
+    """End of the command of a node: by itself with `exit_code`, or ended for one of the other reasons.
 
     `oom_kills` counts processes that the system killed in the meantime because memory ran out, where it says so.
     """

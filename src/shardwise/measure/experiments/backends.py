@@ -1,4 +1,4 @@
-"""Where attempts run: the seam `submit`, `poll`, `cancel`, and processes of this machine behind it.
+"""Backends that run attempts: the seam `submit`, `poll`, `cancel`, and processes of this machine behind it.
 
 A backend starts `job_process` for each attempt. What happened is read from the attempt's folder; a backend only adds what a
 scheduler knows about a job that has written nothing.

@@ -48,7 +48,7 @@ class RunTarget(Protocol):
 
 
 class RunChooser(Protocol):
-    """What is worth running next, and what is not."""
+    """Configurations that are worth running next, and those that are not."""
 
     def review(self, rows: Mapping[str, LedgerRow]) -> Sequence[LedgerLine]:
         """Return changes of state of configurations that follow from what has ended: predictions, and what is skipped."""

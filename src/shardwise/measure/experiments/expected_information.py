@@ -1,4 +1,4 @@
-"""What to run next: what may be the best of its group, in the order of what a run is expected to gain for its cost.
+"""Choose what to run next: what may be the best of its group, in the order of what a run is expected to gain for its cost.
 
 What needs more memory than the devices have is recorded as such, and a sample of the nearest is run to test that claim. What
 cannot be the best within its interval is skipped, with the step that it would have to beat. Each measured run renews the

@@ -79,7 +79,7 @@ class CommandTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentGrid:
-    """What an experiment runs, as its file says.
+    """Definition of an experiment, as its file says.
 
     `problem` are fields of `price.resolve_problem` with the model and the cluster, None for a command without a prediction.
     `pins` are those of the layouts, values in tuples. Times in seconds; `time_limit_s` is the most that a run may take.

@@ -1,4 +1,4 @@
-"""Which jobs start now on a pool of devices or nodes: the most useful first, and small ones where they delay no larger one.
+"""Choose the jobs that start now on a pool of nodes: the most useful first, and small ones where they delay no larger one.
 
 Source: Lifka, The ANL/IBM SP Scheduling System, 1995 (EASY backfill): the first job that does not fit has a reservation at the
 time by which enough of the pool will be free; a job behind it starts if it ends before that, or leaves enough free then.

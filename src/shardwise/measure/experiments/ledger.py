@@ -78,7 +78,7 @@ class LedgerRow:
 
 @dataclass(slots=True)
 class LedgerContent:
-    """What a ledger holds: a row for each configuration, the starts of drivers, and how many lines it has.
+    """Contents of a ledger: a row for each configuration, the starts of drivers, and how many lines it has.
 
     `torn_bytes` is the size of a last line that was not written to its end.
     """

@@ -27,7 +27,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What a run runs, in `settings` by name, and the machines that it takes.
+    """Configuration of a run, in `settings` by name, and the machines that it takes.
 
     Configurations of one `group` compete: the best of them is looked for. `label` is what reports call it.
 
@@ -52,7 +52,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is expected of a run before it: the step with its 90% interval, and the memory of the fullest device.
+    """Prediction of a run: the step with its 90% interval, and the memory of the fullest device.
 
     `fits` is the verdict on the memory ("fits", "tight", "does not fit"), `usd_per_hour` the price of all devices where the chip
     has one.
@@ -75,7 +75,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMeasurement:
-    """What a run measured; None where its log does not say. `values` are further numbers that a pattern names."""
+    """Measurement of a run; None where its log does not say. `values` are further numbers that a pattern names."""
 
     step_time_s: float
     num_steps: int | None = None

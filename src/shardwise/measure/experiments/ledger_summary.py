@@ -1,4 +1,4 @@
-"""How far an experiment is: states, the best of each group, what it has cost, and what is left."""
+"""Summary of an experiment: states, the best of each group, what it has cost, and what is left."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseCount:
-    """How many configurations share a cause, such as "out of memory", and the reason of one of them."""
+    """Number of configurations that share a cause, such as "out of memory", and the reason of one of them."""
 
     cause: str
     count: int
@@ -68,7 +68,7 @@ class CauseCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalCoverage:
-    """How many measured steps lay in the 90% intervals that were predicted before their runs."""
+    """Number of measured steps that lay in the 90% intervals that were predicted before their runs."""
 
     num_inside: int
     num_runs: int
@@ -181,7 +181,7 @@ def _cost(timed: Sequence[tuple[LedgerRow, float]]) -> ExperimentCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimes:
-    """How long runs take: `start_s` besides their steps, of which there are `num_steps`; `typical_s` without a prediction."""
+    """Durations of runs: `start_s` besides their steps, of which there are `num_steps`; `typical_s` without a prediction."""
 
     num_steps: int
     start_s: float

@@ -1,4 +1,4 @@
-"""What a run may leave behind on its machine: processes, listening ports, files of shared memory.
+"""Leftovers of a run on its machine: processes, listening ports, files of shared memory.
 
 Every process of an attempt carries its name in the environment (`ATTEMPT_VARIABLE`), however it was started and whoever its
 parent is, so that those that outlive their command are known. All of it is read from /proc, on Linux; elsewhere nothing is seen.

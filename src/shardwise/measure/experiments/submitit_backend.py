@@ -30,7 +30,7 @@ MOST_ARRAY_JOBS = 1000  # of one array: SLURM's default MaxArraySize is 1001 (sl
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """What the jobs of an array share: nodes, devices of each, and minutes."""
+    """Settings that the jobs of an array share: nodes, devices of each, and minutes."""
 
     num_nodes: int
     devices_per_node: int

@@ -129,7 +129,7 @@ def _number(keys: Sequence[Any]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetRule:
-    """How the factors of releases follow from residuals of one latency."""
+    """Fit of the factors of releases to residuals of one latency."""
 
     spreads: tuple[float, float]
     row_spread: float

@@ -27,7 +27,7 @@ from shardwise.values import Flat, InputError, Payload, to_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFigures(Payload):
-    """What one layout gives under a workload. Times are seconds; `low` and `high` are the ends of 90% prediction intervals."""
+    """Figures of one layout under a workload. Times are seconds; `low` and `high` are the ends of 90% prediction intervals."""
 
     ttft_s: Prediction
     tpot_s: Prediction

@@ -1,4 +1,4 @@
-"""What a serving search answers: a layout with its instances and batch limits, what it gives, and why others were left."""
+"""Answer of a serving search: a layout with its instances and batch limits, what it gives, and why others were left."""
 
 from __future__ import annotations
 
