@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -69,7 +70,7 @@ def predict_limits(grid: ExperimentGrid, row: LedgerRow, start_s: float | None =
 
 
 @dataclass(slots=True)
-class ExperimentTarget:
+class ExperimentTarget(ABC):
     """The program of an experiment. Subclasses give its command, its heartbeats, and its measurement.
 
     `start_s` is what runs have taken besides their steps, None before one was done.
@@ -93,13 +94,13 @@ class ExperimentTarget:
         """Patterns of files, besides the output, whose changes are signs of life."""
         return ()
 
+    @abstractmethod
     def write_command(self, candidate: Candidate, folder: AttemptFolder) -> list[str]:
         """Write the files of a run, and return its command. Raises `InputError` for one that the program cannot run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read_measurement(self, row: LedgerRow, folder: AttemptFolder) -> RunMeasurement:
         """Return what a run measured. Raises `InputError` where its log does not say."""
-        raise NotImplementedError
 
 
 class CommandTarget(ExperimentTarget):
@@ -232,7 +233,9 @@ class FrameworkTarget(PlannedTarget):
 
 def make_target(grid: ExperimentGrid, candidates: Mapping[str, Candidate]) -> ExperimentTarget:
     """Return the target of an experiment. Raises `InputError` for an unknown one."""
-    targets = {COMMAND: CommandTarget, TRAIN: TrainTarget, **dict.fromkeys(TARGETS, FrameworkTarget)}
+    targets: dict[str, Callable[[ExperimentGrid, Mapping[str, Candidate]], ExperimentTarget]] = {
+        COMMAND: CommandTarget, TRAIN: TrainTarget, **dict.fromkeys(TARGETS, FrameworkTarget)
+    }  # fmt: skip
     if grid.target not in targets:
         raise InputError(f"{grid.path}: target: {describe_unknown(grid.target, targets)}")
     return targets[grid.target](grid, candidates)
