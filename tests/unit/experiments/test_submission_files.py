@@ -58,7 +58,7 @@ def test_a_batch_script_is_submitted_and_its_runs_are_collected_by_the_next_driv
     environment = {**os.environ, **fake_slurm.install(tmp_path / "slurm")}
     subprocess.run(["sbatch", str(script)], env=environment, check=True, capture_output=True)
     deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("ledger.runs/*/attempt-1/result-1-0.json"))) < 3:
+    while len(list(tmp_path.glob("ledger.runs/*/attempt-1/result-[01]-0.json"))) < 6:  # three runs on two nodes each
         assert time.monotonic() < deadline
         time.sleep(0.1)
     rows, _ = submit(tmp_path, "sbatch", partition="gpu")
