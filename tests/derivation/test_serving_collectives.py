@@ -40,9 +40,9 @@ def plain_model(**fields: Any) -> Architecture:
 class Layer:
     """The layers of a model in a pass that decodes, on `tp` devices and as many of the width of weights as the form says."""
 
-    def __init__(self, model: Architecture, tp: int, form: PassForm) -> None:
+    def __init__(self, model: Architecture, tp: int, form: PassForm, ws: int = 1) -> None:
         self.inference: InferencePass = inference_pass(model, form)
-        self.degrees: Mapping[str, int] = axis_degrees(model.num_kv_heads, tp=tp, attention_dp=1, expert_tp=tp)
+        self.degrees: Mapping[str, int] = axis_degrees(model.num_kv_heads, tp=tp, attention_dp=1, expert_tp=tp, ws=ws)
         self.unit: PassUnit = self.inference.unit("block")
         self.tokens = self.inference.token_values(self.unit, [DECODING], self.degrees)
         self.group = self.inference.group_values(self.unit, DECODING, self.degrees)
@@ -75,7 +75,7 @@ def all_reduce(elements: float, degree: int) -> float:
 @pytest.mark.parametrize(("x", "y"), [(2, 4), (4, 4), (4, 16), (1, 8)])
 def test_2d_weight_stationary_reduces_hidden_over_x_and_width_over_y(x: int, y: int) -> None:
     """The MLP: [B, F/y] is a sum over the x parts of D, [B, D/x] one over the y parts of F."""
-    layer = Layer(plain_model(), y, PassForm(width_degree=x))
+    layer = Layer(plain_model(), y, PassForm(splits_width=True), ws=x)
     mlp = all_reduce(SEQS * HIDDEN / y, x) + all_reduce(SEQS * WIDTH / x, y)
     assert layer.received("up", "mlp_out") == mlp
     heads = 3 * all_reduce(SEQS * WIDTH / y, x) + all_reduce(SEQS * WIDTH / x, y)
@@ -87,7 +87,7 @@ def test_2d_weight_stationary_moves_less_the_more_devices_there_are() -> None:
     """With n devices the best x is sqrt(n D / F), and what moves falls as 1/sqrt(n); along one axis it does not fall."""
 
     def moved(x: int, y: int) -> float:
-        return Layer(plain_model(), y, PassForm(width_degree=x)).received("up", "mlp_out")
+        return Layer(plain_model(), y, PassForm(splits_width=True), ws=x).received("up", "mlp_out")
 
     for devices in (64, 256):
         best = min((2**i for i in range(int(math.log2(devices)) + 1)), key=lambda x: moved(x, devices // x))
@@ -100,7 +100,7 @@ def test_2d_weight_stationary_moves_less_the_more_devices_there_are() -> None:
 def test_heads_then_batch_takes_two_all_to_alls_and_shares_the_cache(tp: int) -> None:
     """Beyond the 8 key-value heads, devices share sequences: queries go to them and results come back, [B, 1, N H] by tp each."""
     model = load_model("llama-3-8b")
-    copies, shared = (Layer(model, tp, PassForm(batch_in_attention=flag)) for flag in (False, True))
+    copies, shared = (Layer(model, tp, PassForm(cache_split=split)) for split in ("heads", "heads_then_batch"))
     exchanges = [c for c, _ in shared.collectives() if c.kind is CollectiveKind.ALL_TO_ALL]
     assert [c.tensors[0] for c in exchanges] == ["q", "attended"]
     assert not [c for c, _ in copies.collectives() if c.kind is CollectiveKind.ALL_TO_ALL]

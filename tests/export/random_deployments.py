@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -31,11 +32,11 @@ FLAGS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "trust-remote-code": (True,), "enable-prefix-caching": (True, False), "served-model-name": (["chat"], ["a", "b c"]),
         "seed": (0, 7), "block-size": (16, 64), "enforce-eager": (True,), "hf-overrides": ({"rope_theta": 1e6},),
         "attention-backend": ("FLASH_ATTN",), "cudagraph-capture-sizes": ([1, 2, 4],),
-        "async-scheduling": (True, False), "all2all-backend": ("deepep_low_latency",), "reasoning-parser": ("qwen3",),
+        "async-scheduling": (True, False), "expert-placement-strategy": ("linear",), "reasoning-parser": ("qwen3",),
     },
     "sglang": {
         "trust-remote-code": (True,), "served-model-name": ("chat", "b c"), "random-seed": (3,), "page-size": (64,),
-        "cuda-graph-max-bs-decode": (128,), "attention-backend": ("fa3", "triton"), "moe-a2a-backend": ("deepep",),
+        "cuda-graph-max-bs-decode": (128,), "attention-backend": ("fa3", "triton"), "deepep-mode": ("auto",),
         "schedule-conservativeness": (0.3,), "log-requests-target": (["stdout"],), "disable-radix-cache": (True,),
         "enable-tf32-matmul": (True, False), "json-model-override-args": ('{"rope_theta": 1000000.0}',),
     },
@@ -80,6 +81,9 @@ def _random_deployment(engine: str, generator: random.Random) -> ServingDeployme
         tp=tp, attention_dp=copies, pp=choose((1, 1, 1, 2, 4)), cp=choose((1,) * 8 + (2,)), replicas=choose((1, 1, 2, 3, 4)),
         ep=choose([*splits, 1, tp * copies]) if has_experts else 1,
     )  # fmt: skip
+    if layout.ep > 1:
+        forms = {"dispatch": choose(("all_gather", "all_to_all")), "redundant_experts": choose((0, 0, layout.ep))}
+        layout = replace(layout, **forms)
     weights = choose(WEIGHTS)
     formats = ServingFormats(
         weights=weights, attention=choose((None, None, None, "bf16")), cache=choose(("bf16", "fp8")),

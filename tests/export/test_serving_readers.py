@@ -58,6 +58,12 @@ def test_every_option_stands_in_one_of_three_lists(engine):
          "attention_dp=8", {"chunked_prefill": False, "max_batched_tokens": 8192, "mtp_tokens": 1}, 32768),
         ("python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 2 --dp 4 --mem-fraction-static 0.9", "tp=2 replicas=4",
          {"memory_fraction": 0.9}, None),
+        ("vllm serve deepseek-ai/DeepSeek-V3 -dp 16 -ep --all2all-backend pplx --enable-eplb "
+         "--eplb-config.num_redundant_experts 32",
+         "attention_dp=16 ep=16 dispatch=all_to_all redundant_experts=32", {}, None),
+        ("vllm serve deepseek-ai/DeepSeek-V3 -tp 16 -ep --all2all-backend deepep_high_throughput", "tp=16 ep=16", {}, None),
+        ("sglang serve deepseek-ai/DeepSeek-V3 --tp 16 --attn-dp-size 4 --moe-a2a-backend mooncake --ep-num-redundant-experts 32",
+         "tp=4 attention_dp=4 ep=16 dispatch=all_to_all redundant_experts=32", {}, None),
         ("mpirun -n 8 trtllm-llmapi-launch trtllm-serve serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 4 --max_batch_size "
          "64 --max_num_tokens 4096 --kv_cache_free_gpu_memory_fraction 0.85 --max_seq_len 2048", "tp=8 ep=4 expert_tp=2",
          {"max_num_seqs": 64, "max_batched_tokens": 4096, "memory_fraction": 0.85, "chunked_prefill": False}, 2048),

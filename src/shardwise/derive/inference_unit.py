@@ -43,7 +43,9 @@ TOKEN_SLICE_AXES: Axes = (
 CONTEXT_AXES: Axes = ("cp",)
 WIDTH_AXES: Axes = ("ws",)
 STAGE_AXES: Axes = ("pp",)
-INSTANCE_AXES: Axes = (*STAGE_AXES, *CONTEXT_AXES, "dp_e", "dp_m", "kv_e", "kv_m", "rep_e", "rep_m")  # outermost first
+INSTANCE_AXES: Axes = (  # outermost first
+    *STAGE_AXES, *CONTEXT_AXES, "dp_e", "dp_m", *WIDTH_AXES, "kv_e", "kv_m", "rep_e", "rep_m",
+)  # fmt: skip
 Dispatch = Literal["all_gather", "all_to_all"]
 WEIGHT_AXES: Mapping[str, Axes] = {
     "F": TENSOR_AXES, "S": TENSOR_AXES, "V": TENSOR_AXES, "L": TENSOR_AXES, "K": KEY_VALUE_AXES, "G": REPLICA_AXES,

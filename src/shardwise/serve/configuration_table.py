@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.serve.serving_layout import ServingLayout
+from shardwise.serve.serving_layout import FORMS, ServingLayout
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -19,8 +19,8 @@ Integers = NDArray[np.int64]
 class ConfigurationTable:
     """Configurations, a row each; all columns have the same length.
 
-    The degrees are those of `ServingLayout`, `expert_tp` filled in. `concurrency` is the number of requests in the system over
-    all replicas; `max_batched_tokens` the tokens of one pass of a copy of attention.
+    The degrees are those of `ServingLayout`, `expert_tp` filled in; a form is its position in `FORMS`. `concurrency` is the
+    number of requests in the system over all replicas; `max_batched_tokens` the tokens of one pass of a copy of attention.
 
     >>> layout = ServingLayout.parse("tp=4 replicas=2")
     >>> table = ConfigurationTable.of([layout, layout], concurrency=[8.0, 16.0], max_batched_tokens=[8192, 8192])
@@ -34,7 +34,11 @@ class ConfigurationTable:
     cp: Integers
     ep: Integers
     expert_tp: Integers
+    ws: Integers
     replicas: Integers
+    dispatch: Integers
+    redundant_experts: Integers
+    cache_split: Integers
     concurrency: Floats
     max_batched_tokens: Integers
 
@@ -44,6 +48,8 @@ class ConfigurationTable:
     ) -> Self:
         """Return the table with these rows."""
         degrees = {name: [getattr(layout, name) for layout in layouts] for name in DEGREES}
+        for name, values in FORMS.items():
+            degrees[name] = [values.index(getattr(layout, name)) for layout in layouts]
         columns: dict[str, Any] = {name: np.array(values, dtype=np.int64) for name, values in degrees.items()}
         columns["expert_tp"] = np.array([layout.expert_tp_degree for layout in layouts], dtype=np.int64)
         return cls(
@@ -60,13 +66,14 @@ class ConfigurationTable:
 
     def layout_of(self, row: int) -> ServingLayout:
         """Return the layout of a row."""
-        degrees = {name: int(getattr(self, name)[row]) for name in DEGREES}
-        return ServingLayout(**degrees, expert_tp=int(self.expert_tp[row]))
+        degrees: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in DEGREES}
+        forms: dict[str, Any] = {name: values[int(getattr(self, name)[row])] for name, values in FORMS.items()}
+        return ServingLayout(**degrees, **forms, expert_tp=int(self.expert_tp[row]))
 
     @property
     def devices_per_replica(self) -> Integers:
         """Devices of one instance of each row."""
-        return self.tp * self.attention_dp * self.pp * self.cp
+        return self.tp * self.attention_dp * self.pp * self.cp * self.ws
 
     @property
     def num_devices(self) -> Integers:
@@ -74,7 +81,8 @@ class ConfigurationTable:
         return self.devices_per_replica * self.replicas
 
 
-DEGREES = ("tp", "attention_dp", "pp", "cp", "ep", "replicas")  # columns that a layout has as fields, but for expert_tp
+# Columns of numbers that a layout has as fields, but for expert_tp.
+DEGREES = ("tp", "attention_dp", "pp", "cp", "ep", "ws", "replicas", "redundant_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from shardwise.model import Architecture
 from shardwise.serve.serving_constants import (
+    NEUTRAL,
     ReleaseFactor,
     ServingConstants,
     load_constants,
     release_factors,
 )
-from shardwise.serve.serving_layout import ServingLayout
+from shardwise.serve.serving_layout import DEFAULTS, ServingLayout
 from shardwise.serve.serving_problem import BatchLimits
 from shardwise.values import did_you_mean, lookup, raise_problems
 
@@ -29,8 +30,10 @@ class ServingEngine:
 
     `memory_rule`: its fraction is of the device's memory, less weights and the largest pass ("of total", vLLM), of what these
     leave ("of free", TensorRT-LLM), or of the memory for weights and cache ("static", SGLang). `degrees` are the parallel
-    degrees that it has beside tp and replicas. `fuses_chunks`: chunks of inputs share passes with decoding sequences.
-    `reserves_output`: a request starts when the cache has room for all of its output.
+    degrees and forms of a layout that it has an option for, beside tp and replicas. `exchanges_within_copy`: with
+    `dispatch=all_to_all` tokens of one copy of attention are exchanged too, and not only those of several. `fuses_chunks`:
+    chunks of inputs share passes with decoding sequences. `reserves_output`: a request starts when the cache has room for all
+    of its output.
     """
 
     name: str
@@ -42,6 +45,7 @@ class ServingEngine:
     max_batched_tokens: int
     fuses_chunks: bool
     reserves_output: bool
+    exchanges_within_copy: bool
     degrees: tuple[str, ...]
     measured_chips: tuple[str, ...]
     source: str
@@ -60,7 +64,7 @@ class ServingEngine:
         )  # fmt: skip
 
     def layout_problems(self, architecture: Architecture, layout: ServingLayout) -> list[str]:
-        """Return a sentence for each degree of a layout that the engine does not have."""
+        """Return a sentence for each degree and form of a layout that the engine does not have."""
         problems = [
             f"layout: {name} is {getattr(layout, name)}; {self.title} does not have it, so {name}=1 is required"
             for name in ("attention_dp", "pp", "cp", "ep")
@@ -70,6 +74,28 @@ class ServingEngine:
             problems.append(
                 f"layout: expert_tp is {layout.expert_tp_degree}; {self.title} splits experts by expert or each of them, so "
                 f"ep={layout.tp * layout.attention_dp} is required"
+            )
+        return problems + self.form_problems(layout)
+
+    def form_problems(self, layout: ServingLayout) -> list[str]:
+        """Return a sentence for each form of a layout that the engine has no option for, or not with its degrees."""
+        problems = [
+            f"layout: {name} is {value}; {self.title} has no option for it, so {name}={DEFAULTS[name]} is required, or the "
+            f"engine {NEUTRAL!r}, which has every form and is none that runs"
+            for name in ("ws", "dispatch", "redundant_experts", "cache_split")
+            if (value := getattr(layout, name)) != DEFAULTS[name] and name not in self.degrees
+        ]
+        if layout.dispatch == "all_gather" or "dispatch" not in self.degrees or self.name == NEUTRAL:
+            return problems
+        if layout.expert_tp_degree > 1:
+            problems.append(
+                f"layout: dispatch is {layout.dispatch} with expert_tp={layout.expert_tp_degree}; {self.title} exchanges tokens "
+                f"between whole experts, so ep={layout.tp * layout.attention_dp} is required"
+            )
+        if layout.attention_dp == 1 and not self.exchanges_within_copy:
+            problems.append(
+                f"layout: dispatch is {layout.dispatch} with attention_dp=1; {self.title} exchanges tokens between copies of "
+                "attention, so attention_dp of at least 2 is required, or dispatch=all_gather"
             )
         return problems
 
@@ -94,7 +120,7 @@ def serving_engines() -> Mapping[str, ServingEngine]:
     return {
         name: ServingEngine(
             name=name, degrees=tuple(table["degrees"]), measured_chips=tuple(table["measured_chips"]),
-            **{key: table[key] for key in ENGINE_KEYS},
+            **{key: table.get(key) for key in ENGINE_KEYS},
         )
         for name, table in _engines_file().items()
     }  # fmt: skip
@@ -102,7 +128,7 @@ def serving_engines() -> Mapping[str, ServingEngine]:
 
 ENGINE_KEYS = (
     "title", "release", "memory_rule", "memory_fraction", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
-    "reserves_output", "source",
+    "reserves_output", "exchanges_within_copy", "source",
 )  # fmt: skip
 
 
@@ -110,7 +136,7 @@ def serving_engine_names() -> tuple[str, ...]:
     """Return the names of the engines.
 
     >>> serving_engine_names()
-    ('vllm', 'sglang', 'trtllm')
+    ('vllm', 'sglang', 'trtllm', 'neutral')
     """
     return tuple(serving_engines())
 

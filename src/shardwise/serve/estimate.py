@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from shardwise.serve.memory import MemoryColumns, size_memory
 from shardwise.serve.pass_cost import HOST
 from shardwise.serve.pass_work import Column
 from shardwise.serve.serving_calibration import ServingCalibration
-from shardwise.serve.serving_constants import constants_file
+from shardwise.serve.serving_constants import NEUTRAL, prediction_spreads
 from shardwise.serve.serving_estimate import Prediction, ServingEstimate, ServingMemory, ServingVerdict
 from shardwise.serve.serving_layout import ServingLayout
 from shardwise.serve.serving_problem import BatchLimits, ServingProblem
@@ -30,6 +31,7 @@ from shardwise.serve.steady_state import (
 )
 from shardwise.serve.table_work import PassLengths, TableWork
 from shardwise.values import InputError
+from shardwise.values.errors import join_words
 
 MEMORY_MARGIN = 0.03  # a cache within this share of what is required is neither said to fit nor not to
 GRID_POINTS = 96  # concurrencies that a rate is looked for among
@@ -97,10 +99,11 @@ class ServingModel:
         They are those of models that were not fitted to: of an engine with dense models or with experts, by the share of a
         token's time that other inputs take, and for first tokens by the requests in the system.
         """
-        spreads = constants_file()["spreads"]
         kind = "experts" if self.problem.architecture.num_experts else "dense"
         factor = 1.0 if self.is_measured else UNMEASURED_FACTOR
-        of_tpot, of_ttft = (np.array(spreads[name][self.engine.name][kind]) * factor for name in ("tpot", "ttft"))
+        of_tpot, of_ttft = (
+            np.array(prediction_spreads(name, self.engine.name, kind)) * factor for name in ("tpot", "ttft")
+        )
         return of_tpot[np.digitize(state.input_share, INPUT_SHARES)], of_ttft[
             np.digitize(table.concurrency / table.replicas, LOADS)
         ]
@@ -247,7 +250,7 @@ def _assemble(model: ServingModel, pricer: PassPricer, row: _Row) -> ServingEsti
         prefill_s=first(state.prompt_s), decode_terms=decode, prefill_terms=_prompt_terms(pricer, state),
         bound=max(decode, key=lambda term: decode[term]), memory=_memory(row.memory),
         usd_per_million_output_tokens=_price(model, throughput), watts_per_device=_watts(model),
-        is_measured=model.is_measured, notes=_notes(model),
+        is_measured=model.is_measured, notes=tuple(_list_notes(model, layout)),
     )  # fmt: skip
 
 
@@ -314,14 +317,24 @@ def _watts(model: ServingModel) -> float | None:
     return None if power is None else power * MEAN_POWER_SHARE
 
 
-def _notes(model: ServingModel) -> tuple[str, ...]:
-    notes = []
-    if not model.is_measured:
-        chip, engine = model.problem.cluster.chip.name, model.engine.title
-        notes.append(
-            f"nothing measured of {engine} on {chip} is among the rows that constants rest on: they are those of NVIDIA's "
+def _list_notes(model: ServingModel, layout: ServingLayout) -> Iterator[str]:
+    chip, engine = model.problem.cluster.chip.name, model.engine
+    if engine.name == NEUTRAL:
+        yield (
+            "no engine is priced, but what the derived passes take at the mean launch and host times of the engines that were "
+            "measured; an engine's own limits are not known"
+        )
+    elif not model.is_measured:
+        yield (
+            f"nothing measured of {engine.title} on {chip} is among the rows that constants rest on: they are those of NVIDIA's "
             "Hopper and Blackwell chips, and the intervals are wider"
         )
+    if layout.forms:
+        yield (
+            f"no measured row has {join_words(layout.forms, 'or')}: the time is that of the derived collectives, at the rates of "
+            "the others"
+        )
+    if layout.redundant_experts:
+        yield "redundant experts are priced by what they hold and read; how far they balance the load was not measured"
     if model.limits.mtp_tokens and not model.limits.acceptance:
-        notes.append(f"acceptance of drafted tokens is assumed to be {model.engine.constants.acceptance:.2f} each")
-    return tuple(notes)
+        yield f"acceptance of drafted tokens is assumed to be {engine.constants.acceptance:.2f} each"

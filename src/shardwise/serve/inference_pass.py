@@ -13,13 +13,20 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from shardwise.derive.inference_unit import CONTEXT_AXES, STAGE_AXES, WIDTH_AXES, Dispatch, InferenceScheme
+from shardwise.derive.inference_unit import (
+    CONTEXT_AXES,
+    INSTANCE_AXES,
+    STAGE_AXES,
+    WIDTH_AXES,
+    Dispatch,
+    InferenceScheme,
+)
 from shardwise.layout.sharding_scheme import shared_kv_heads
 from shardwise.model import Architecture
 from shardwise.model.operations import SLOTS, SPAN
 from shardwise.model.program import ModelPart
 from shardwise.model.structure import WindowKind
-from shardwise.serve.serving_layout import ServingLayout
+from shardwise.serve.serving_layout import CacheSplit, ServingLayout
 from shardwise.sharding import Axes
 from shardwise.step.inference_kernels import (
     TOUCHED,
@@ -77,18 +84,21 @@ class PassUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassForm:
-    """Choices that the degrees leave open: how tokens reach their experts (`derive.inference_unit`), and whether devices with the
-    same key-value heads share the sequences of a cache in place of copies of it. `width_degree` splits the width of all weights
-    (2-D weight-stationary). `redundant_experts` are copies of experts beside the model's (DeepSeek-AI 2025, DeepSeek-V3, 3.4.2):
-    they take a share of the tokens, and the router's columns count them."""
+    """Choices of a layout that its derivation depends on, beside the degrees (`ServingLayout`): how tokens reach their experts,
+    where the cache rests beyond the key-value heads, and whether the width of all weights is split."""
 
     dispatch: Dispatch = "all_gather"
-    batch_in_attention: bool = False
-    width_degree: int = 1
-    redundant_experts: int = 0
+    cache_split: CacheSplit = "heads"
+    splits_width: bool = False
+
+    @classmethod
+    def of(cls, layout: ServingLayout) -> PassForm:
+        """Return the form of a layout."""
+        return cls(dispatch=layout.dispatch, cache_split=layout.cache_split, splits_width=layout.ws > 1)
 
 
 DEFAULT_FORM = PassForm()
+REDUNDANT = "redundant_experts"  # a number of a layout beside the degrees of its axes
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ class InferencePass:
         """Return the scheme that the pass of one kind of group follows."""
         return InferenceScheme(
             structure=self.architecture.structure, dispatch=self.form.dispatch, absorbs_latent=kind == DECODE,
-            batch_in_attention=self.form.batch_in_attention, splits_width=self.form.width_degree > 1,
+            batch_in_attention=self.form.cache_split == "heads_then_batch", splits_width=self.form.splits_width,
         )  # fmt: skip
 
     @cached_property
@@ -173,7 +183,7 @@ class InferencePass:
 
     def touched_share(self, unit: PassUnit, groups: Sequence[SequenceGroup], degrees: Mapping[str, Value]) -> Value:
         """Return the share of the experts that any token of the pass takes, if routing is uniform."""
-        dims = self._dims(unit)
+        dims = self._dims(unit, degrees)
         tokens = sum((group.num_seqs * group.new_tokens for group in groups), start=0) / degrees["cp"]
         return 1.0 - (1.0 - dims["k"] / dims["E"]) ** tokens
 
@@ -189,20 +199,23 @@ class InferencePass:
             values["s"] = num_selected(architecture, seen)
         return self._values(unit, degrees, values)
 
-    def _dims(self, unit: PassUnit) -> dict[str, int]:
-        """Return the sizes of a unit's dims, with redundant experts among its experts."""
-        dims = self.architecture.unit_architecture(unit.name).dims
-        has_experts = bool(self.architecture.unit_architecture(unit.name).num_experts)
-        return {**dims, "E": dims["E"] + self.form.redundant_experts * has_experts}
+    def _dims(self, unit: PassUnit, degrees: Mapping[str, Value]) -> dict[str, Value]:
+        return unit_dims(self.architecture.unit_architecture(unit.name), degrees.get(REDUNDANT, 0))
 
     def _values(self, unit: PassUnit, degrees: Mapping[str, Value], values: Mapping[str, Value]) -> SymbolValues:
-        return SymbolValues({**self._dims(unit), **degrees, WIDTH_AXES[0]: self.form.width_degree, **values})
+        return SymbolValues({**self._dims(unit, degrees), **degrees, **values})
 
 
 @lru_cache(maxsize=64)
 def inference_pass(architecture: Architecture, form: PassForm = DEFAULT_FORM) -> InferencePass:
     """Return the units of a model in a pass. All layouts share it: degrees are symbols."""
     return InferencePass(architecture, form)
+
+
+def unit_dims(layer: Architecture, redundant_experts: Value) -> dict[str, Value]:
+    """Return the sizes of a unit's dims; copies of experts are counted among its experts: they take a share of the tokens, and
+    the router's columns count them."""
+    return {**layer.dims, "E": layer.dims["E"] + redundant_experts} if layer.num_experts else dict(layer.dims)
 
 
 def num_selected(architecture: Architecture, seen: Value) -> Value:
@@ -239,15 +252,17 @@ def slots_of_group(group: SequenceGroup, window: int | None, kind: WindowKind = 
 
 
 def instance_degrees(architecture: Architecture, layout: ServingLayout) -> dict[str, Value]:
-    """Return the degrees of one instance's axes (`derive.inference_unit`), outermost first as engines number devices."""
-    return axis_degrees(
+    """Return the degrees of one instance's axes (`derive.inference_unit`), outermost first as engines number devices, and its
+    redundant experts."""
+    degrees = axis_degrees(
         shared_kv_heads(architecture), tp=layout.tp, attention_dp=layout.attention_dp,
-        expert_tp=layout.expert_tp_degree, pp=layout.pp, cp=layout.cp,
+        expert_tp=layout.expert_tp_degree, pp=layout.pp, cp=layout.cp, ws=layout.ws,
     )  # fmt: skip
+    return {**degrees, REDUNDANT: layout.redundant_experts}
 
 
 def axis_degrees(
-    num_kv_heads: int, *, tp: Value, attention_dp: Value, expert_tp: Value, pp: Value = 1, cp: Value = 1
+    num_kv_heads: int, *, tp: Value, attention_dp: Value, expert_tp: Value, pp: Value = 1, cp: Value = 1, ws: Value = 1
 ) -> dict[str, Value]:
     """Return the degrees of one instance's axes, of numbers or arrays. Each expert's matrices are split over the innermost
     devices."""
@@ -257,8 +272,8 @@ def axis_degrees(
     kv_m = gcd(expert_tp // rep_m, kv)
     dp_m = expert_tp // (rep_m * kv_m)
     return {
-        STAGE_AXES[0]: pp, CONTEXT_AXES[0]: cp, "dp_e": attention_dp // dp_m, "dp_m": dp_m, "kv_e": kv // kv_m, "kv_m": kv_m,
-        "rep_e": rep // rep_m, "rep_m": rep_m,
+        STAGE_AXES[0]: pp, CONTEXT_AXES[0]: cp, "dp_e": attention_dp // dp_m, "dp_m": dp_m, WIDTH_AXES[0]: ws,
+        "kv_e": kv // kv_m, "kv_m": kv_m, "rep_e": rep // rep_m, "rep_m": rep_m,
     }  # fmt: skip
 
 
@@ -266,7 +281,7 @@ def axis_stride(axes: Axes, degrees: Mapping[str, Value]) -> Value:
     """Return the distance between neighbours of a group along `axes` in the numbering of devices: the product of the degrees
     inside the innermost axis of the group that has more than one device."""
     stride: Value = 1
-    for axis in reversed(list(degrees)):
+    for axis in reversed(INSTANCE_AXES):
         if axis in axes and not (isinstance(degrees[axis], int) and degrees[axis] == 1):
             return stride
         stride = stride * degrees[axis]

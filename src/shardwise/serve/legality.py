@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
+from shardwise.layout.sharding_scheme import shared_kv_heads
 from shardwise.model import Architecture
 from shardwise.serve.formats import ServingFormats
 from shardwise.serve.serving_layout import ServingLayout
@@ -53,8 +55,36 @@ def _general_problems(architecture: Architecture, layout: ServingLayout) -> Iter
                 f"layout: attention_dp is {layout.attention_dp}; {architecture.name} has no experts to share between copies of "
                 f"attention, so attention_dp=1 replicas={layout.replicas * layout.attention_dp} is required"
             )
-    elif num_experts % layout.ep:
-        yield f"layout: ep is {layout.ep}; a divisor of the {num_experts} experts is required{_nearest(layout.ep, num_experts)}"
+    elif (num_experts + layout.redundant_experts) % layout.ep:
+        copies = -num_experts % layout.ep
+        counted = f" and {layout.redundant_experts} redundant ones" if layout.redundant_experts else ""
+        yield (
+            f"layout: ep is {layout.ep}; a divisor of the {num_experts} experts{counted} is required"
+            f"{_nearest(layout.ep, num_experts)}, or redundant_experts={copies}"
+        )
+    yield from _form_problems(architecture, layout)
+
+
+def _form_problems(architecture: Architecture, layout: ServingLayout) -> Iterator[str]:
+    """Yield forms that change nothing under the layout's degrees, and widths that are not split evenly."""
+    if layout.ep == 1 and layout.dispatch != "all_gather":
+        yield f"layout: dispatch is {layout.dispatch} with ep=1; experts that are split (ep) are required, or dispatch=all_gather"
+    if layout.ep == 1 and layout.redundant_experts:
+        yield (
+            f"layout: redundant_experts is {layout.redundant_experts} with ep=1; experts that are split (ep) are required, or "
+            "redundant_experts=0"
+        )
+    kv_heads = 1 if architecture.kv_lora_rank else shared_kv_heads(architecture)  # a latent is one for all heads
+    if layout.cache_split != "heads" and layout.tp // math.gcd(layout.tp, kv_heads) == 1:
+        yield (
+            f"layout: cache_split is {layout.cache_split} with tp={layout.tp}; more devices of tp than the {kv_heads} key-value "
+            f"{'head' if kv_heads == 1 else 'heads'} are required, or cache_split=heads"
+        )
+    if architecture.d_model % layout.ws:
+        yield (
+            f"layout: ws is {layout.ws}; a divisor of the width {architecture.d_model} is required"
+            f"{_nearest(layout.ws, architecture.d_model)}"
+        )
 
 
 def _attention_problems(layer: Architecture, layout: ServingLayout) -> Iterator[str]:

@@ -11,8 +11,8 @@ from shardwise.model import Architecture
 from shardwise.serve.configuration_table import ConfigurationTable, Floats
 from shardwise.serve.engines import MemoryRule, ServingEngine
 from shardwise.serve.kernel_seconds import ServingRates
+from shardwise.serve.resting_elements import request_elements, weight_elements
 from shardwise.serve.serving_problem import BatchLimits, ServingProblem
-from shardwise.serve.table_work import request_elements, weight_elements
 
 GIB = 2.0**30
 # vLLM profiles a pass before it sizes the cache: sampling over `max_num_seqs` rows of logits, sorted in fp32 with their indices,

@@ -13,7 +13,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
+
 CONSTANTS_FILE = "serving_constants.toml"
+NEUTRAL = (
+    "neutral"  # the stack of no engine: its constants are the geometric means of the engines', its spreads the widest
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +115,23 @@ def constants_file() -> Mapping[str, Any]:
 def load_constants(engine: str) -> ServingConstants:
     """Return the constants of an engine by name."""
     tables = constants_file()
-    shared, of_engine = tables["constants"], tables["engine_constants"][engine]
-    return ServingConstants(
-        **{name: (of_engine if name in ENGINE_CONSTANTS else shared)[name]["value"] for name in CONSTANT_NAMES}
+    of_engines = (
+        list(tables["engine_constants"].values()) if engine == NEUTRAL else [tables["engine_constants"][engine]]
     )
+    shared = {name: tables["constants"][name]["value"] for name in CONSTANT_NAMES if name not in ENGINE_CONSTANTS}
+    of_engine = {
+        name: float(np.exp(np.mean([np.log(table[name]["value"]) for table in of_engines])))
+        for name in ENGINE_CONSTANTS
+    }
+    return ServingConstants(**shared, **of_engine)
+
+
+def prediction_spreads(latency: str, engine: str, kind: str) -> tuple[float, ...]:
+    """Return the deviations of logarithms of what was measured over predictions, by cell; `latency` is "tpot" or "ttft", `kind`
+    "dense" or "experts"."""
+    tables = constants_file()["spreads"][latency]
+    of_engines = [table[kind] for name, table in tables.items() if engine in (name, NEUTRAL)]
+    return tuple(max(cell) for cell in zip(*of_engines, strict=True))
 
 
 @cache

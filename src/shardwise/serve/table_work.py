@@ -10,41 +10,48 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwise.derive.inference_unit import WIDTH_AXES
-from shardwise.layout.sharding_scheme import shared_kv_heads
+from shardwise.derive.inference_unit import TOKEN_SLICE_AXES
 from shardwise.model import Architecture, Role
 from shardwise.model.operations import SLOTS, SPAN
 from shardwise.serve.configuration_table import ConfigurationTable, Floats
 from shardwise.serve.inference_pass import (
     DECODE,
     PREFILL,
-    GroupKind,
     InferencePass,
+    PassForm,
     PassUnit,
     SequenceGroup,
-    axis_degrees,
     inference_pass,
     num_selected,
     slots_of_group,
 )
 from shardwise.serve.pass_work import NO_PRODUCTS, Column, PassCollective, PassWork, Products, Routing
+from shardwise.serve.resting_elements import (
+    CARRY,
+    PREDICT,
+    max_cache_devices,
+    split_by_form,
+    table_degrees,
+    unit_values,
+)
 from shardwise.sharding import CollectiveKind
 from shardwise.step.inference_kernels import TOUCHED, PassKernel
 from shardwise.step.instructions import UnitCollective
-from shardwise.values import SymbolValues, Value
+from shardwise.values import SymbolValues, Value, maximum
 
 EXPERTS, VOCABULARY, NORM = "experts", "vocabulary", "norm"
-PREDICT, HEAD, CARRY = "predict", "head", "carry"
-# Elements that a device sends per element of the whole array, by the number of devices of the group.
+HEAD = "head"
+# Elements that a device sends per element of the payload (`Collective.payload_elements`), by the number of devices of the group.
 SENT_PER_ELEMENT: Mapping[CollectiveKind, Any] = {
     CollectiveKind.ALL_REDUCE: lambda degree: 2 * (degree - 1) / degree,
     CollectiveKind.ALL_GATHER: lambda degree: (degree - 1) / degree,
     CollectiveKind.REDUCE_SCATTER: lambda degree: (degree - 1) / degree,
-    CollectiveKind.ALL_TO_ALL: lambda degree: (degree - 1) / degree / degree,
+    CollectiveKind.ALL_TO_ALL: lambda degree: (degree - 1) / degree,
     CollectiveKind.SEND_RECV: lambda degree: np.where(degree > 1, 1.0, 0.0),
 }
 ALL_REDUCE, EXCHANGE = "all_reduce", "exchange"
@@ -85,9 +92,8 @@ class TableWork:
 
     `per_token` and `per_logit` run once over the tokens of a pass of one copy of attention and over the tokens whose logits are
     wanted, `per_sequence` for each decoding sequence, `per_chunk` for a chunk of `chunk_tokens`, of which an input has
-    `num_chunks`. `token_collectives` are per token, `logit_collectives` per logit. `chosen_share` of the experts is taken by a
-    token, `tokens_per_copy` counts the tokens of all copies for each of one. `prediction_share`: a module of multi-token
-    prediction and its head over the model's passes.
+    `num_chunks`. Collectives are per token, per logit, per decoding sequence or per chunk. `cache_devices` share the sequences of
+    a copy of attention. `chosen_share` of the experts is taken by a token.
     """
 
     per_token: KernelSums
@@ -97,6 +103,9 @@ class TableWork:
     kernels: Mapping[str, Column]
     token_collectives: tuple[PassCollective, ...]
     logit_collectives: tuple[PassCollective, ...]
+    sequence_collectives: tuple[PassCollective, ...]
+    chunk_collectives: tuple[PassCollective, ...]
+    cache_devices: Column
     chosen_share: Column
     attention_dp: Column
     splits_experts: Column
@@ -110,19 +119,28 @@ class TableWork:
     @classmethod
     def of(cls, architecture: Architecture, table: ConfigurationTable, lengths: PassLengths) -> TableWork:
         """Return the work of a table, derived once for each of its layouts."""
-        keys = np.stack([table.tp, table.attention_dp, table.pp, table.cp, table.expert_tp, table.max_batched_tokens])
+        keys = np.stack([getattr(table, name) for name in LAYOUT_COLUMNS])
         _, first, rows = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-        return _LayoutWork(architecture, table.take(first), lengths).result().take(np.ravel(rows))
+        layouts = table.take(first)
+        parts = [
+            (index, _LayoutWork(architecture, layouts.take(index), lengths, form).result())
+            for form, index in split_by_form(layouts)
+        ]
+        order = np.argsort(np.concatenate([index for index, _ in parts]))
+        return join_work([work for _, work in parts]).take(order[np.ravel(rows)])
 
     def take(self, rows: Any) -> TableWork:
         """Return the work of some rows."""
         sums = {name: getattr(self, name).take(rows) for name in SUMS}
         columns = {name: np.asarray(getattr(self, name))[rows] for name in COLUMNS}
-        return TableWork(
-            **sums, **columns, kernels={name: column[rows] for name, column in self.kernels.items()},
-            token_collectives=_take_collectives(self.token_collectives, rows),
-            logit_collectives=_take_collectives(self.logit_collectives, rows),
-        )  # fmt: skip
+        collectives: dict[str, Any] = {
+            name: tuple(
+                PassCollective(c.kind, c.degree[rows], c.count[rows], c.elements[rows]) for c in getattr(self, name)
+            )
+            for name in COLLECTIVES
+        }
+        kernels = {name: column[rows] for name, column in self.kernels.items()}
+        return TableWork(**sums, **columns, **collectives, kernels=kernels)
 
     def work(self, sequences: Column, routing: Routing, *, has_prompt: bool = False) -> PassWork:
         """Return the work of a pass of each row: `sequences` that decode in each copy of attention, and a chunk of an input.
@@ -131,6 +149,8 @@ class TableWork:
         routing.
         """
         decoding = sequences * self.tokens_per_sequence
+        # Of fewer sequences than devices that share them, some devices have one and the others none.
+        placed = np.where(sequences > 0, np.maximum(sequences, self.cache_devices), 0.0)
         tokens = (decoding + (self.chunk_tokens if has_prompt else 0.0)) / self.cp
         logits = np.maximum(decoding, 1.0) if has_prompt else decoding
         all_tokens = tokens * self.attention_dp
@@ -139,7 +159,7 @@ class TableWork:
             share = 1.0 - (1.0 - self.chosen_share) ** (all_tokens * routing.skew)
             imbalance = np.where(self.splits_experts, routing.imbalance, 1.0)
             products[EXPERTS] = self.per_token.products[EXPERTS].scaled(share, tokens * imbalance)
-        parts = [(self.per_logit, logits, 1.0), (self.per_sequence, sequences, np.minimum(sequences, 1.0))]
+        parts = [(self.per_logit, logits, 1.0), (self.per_sequence, placed, np.minimum(sequences, 1.0))]
         parts += [(self.per_chunk, 1.0, 1.0)] if has_prompt else []
         for sums, rows, reads in parts:
             for group, part in sums.products.items():
@@ -147,41 +167,116 @@ class TableWork:
         chunk = self.per_chunk if has_prompt else None
         return PassWork(
             products=products,
-            cache_elements=self.per_sequence.cache_elements * sequences + (chunk.cache_elements if chunk else 0.0),
-            decode_flops=self.per_sequence.flops * sequences,
+            cache_elements=self.per_sequence.cache_elements * placed + (chunk.cache_elements if chunk else 0.0),
+            decode_flops=self.per_sequence.flops * placed,
             prompt_flops=chunk.flops if chunk else 0.0,
-            state_elements=self.per_sequence.state_elements * sequences + (chunk.state_elements if chunk else 0.0),
+            state_elements=self.per_sequence.state_elements * placed + (chunk.state_elements if chunk else 0.0),
             activation_elements=self.per_token.activation_elements * tokens
-            + self.per_sequence.activation_elements * sequences
+            + self.per_sequence.activation_elements * placed
             + (chunk.activation_elements if chunk else 0.0),
             kernels=self.kernels,
             collectives=tuple(
                 replace(collective, elements=collective.elements * rows)
-                for collectives, rows in ((self.token_collectives, tokens), (self.logit_collectives, logits))
+                for collectives, rows in (
+                    (self.token_collectives, tokens), (self.logit_collectives, logits), (self.sequence_collectives, placed),
+                    (self.chunk_collectives if has_prompt else (), 1.0),
+                )
                 for collective in collectives
             ),
         )  # fmt: skip
 
 
 SUMS = ("per_token", "per_logit", "per_sequence", "per_chunk")
+COLLECTIVES = ("token_collectives", "logit_collectives", "sequence_collectives", "chunk_collectives")
 COLUMNS = (
-    "chosen_share", "attention_dp", "splits_experts", "chunk_tokens", "num_chunks", "num_layers", "tokens_per_sequence", "cp",
-    "pp",
+    "cache_devices", "chosen_share", "attention_dp", "splits_experts", "chunk_tokens", "num_chunks", "num_layers",
+    "tokens_per_sequence", "cp", "pp",
+)  # fmt: skip
+FORM_COLUMNS = ("dispatch", "cache_split")
+LAYOUT_COLUMNS = (  # columns that the work of a pass depends on
+    "tp", "attention_dp", "pp", "cp", "expert_tp", "ws", "redundant_experts", "max_batched_tokens", *FORM_COLUMNS,
 )  # fmt: skip
 
 
-def _take_collectives(collectives: Iterable[PassCollective], rows: Any) -> tuple[PassCollective, ...]:
-    return tuple(PassCollective(c.kind, c.degree[rows], c.count[rows], c.elements[rows]) for c in collectives)
+def join_work(parts: Sequence[TableWork]) -> TableWork:
+    """Return the work of the rows of several tables, one after the other."""
+    lengths = [len(part.pp) for part in parts]
+    kernels = {name for part in parts for name in part.kernels}
+    columns: dict[str, Any] = {name: _join_sums([getattr(part, name) for part in parts], lengths) for name in SUMS}
+    columns |= {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    columns |= {name: _join_collectives([getattr(part, name) for part in parts], lengths) for name in COLLECTIVES}
+    joined = {name: join_columns([part.kernels.get(name, 0.0) for part in parts], lengths) for name in kernels}
+    return TableWork(**columns, kernels=joined)
+
+
+def join_columns(columns: Sequence[Any], lengths: Sequence[int]) -> Floats:
+    """Return columns one after the other; a number stands for a column of this length."""
+    return np.concatenate([np.zeros(length) + column for column, length in zip(columns, lengths, strict=True)])
+
+
+def _join_sums(parts: Sequence[KernelSums], lengths: Sequence[int]) -> KernelSums:
+    groups = {group for part in parts for group in part.products}
+    products = {
+        group: Products(
+            *(
+                join_columns(
+                    [getattr(part.products[group], name) if group in part.products else 0.0 for part in parts], lengths
+                )
+                for name in ("elements", "flops")
+            )
+        )
+        for group in groups
+    }
+    names = (field.name for field in fields(KernelSums) if field.name != "products")
+    return KernelSums(
+        products=products, **{name: join_columns([getattr(part, name) for part in parts], lengths) for name in names}
+    )
+
+
+def _join_collectives(
+    parts: Sequence[tuple[PassCollective, ...]], lengths: Sequence[int]
+) -> tuple[PassCollective, ...]:
+    """Return collectives of one kind and order in their parts; degrees of 1 where a part has fewer."""
+    kinds = [part[position].kind for part in parts for position in range(len(part))]
+    joined = []
+    for kind in dict.fromkeys(kinds):
+        of_kind = [[c for c in part if c.kind == kind] for part in parts]
+        for position in range(max(map(len, of_kind))):
+            columns = [
+                (c.degree, c.count, c.elements)
+                if (c := members[position] if position < len(members) else None)
+                else (1, 0, 0)
+                for members in of_kind
+            ]
+            joined.append(
+                PassCollective(kind, *(join_columns([column[i] for column in columns], lengths) for i in range(3)))
+            )
+    return tuple(joined)
+
+
+class _UnitPart(NamedTuple):
+    """Kernels and collectives of a unit with the values of their symbols, for so many `rows` of a copy of attention (tokens or
+    sequences): as many as devices share them, so that each has a whole one."""
+
+    unit: PassUnit
+    kernels: Sequence[PassKernel]
+    collectives: Sequence[UnitCollective]
+    values: SymbolValues
+    rows: Value
 
 
 class _LayoutWork:
     """Sums over the units of a model for each layout."""
 
-    def __init__(self, architecture: Architecture, table: ConfigurationTable, lengths: PassLengths) -> None:
+    def __init__(
+        self, architecture: Architecture, table: ConfigurationTable, lengths: PassLengths, form: PassForm
+    ) -> None:
         self.architecture, self.table, self.lengths = architecture, table, lengths
-        self.inference: InferencePass = inference_pass(architecture)
+        self.inference: InferencePass = inference_pass(architecture, form)
         self.degrees = table_degrees(architecture, table)
         self.copies = table.attention_dp
+        # Devices of a copy of attention that share its tokens on their way to experts.
+        self.slices = SymbolValues(self.degrees).group_degree(TOKEN_SLICE_AXES if form.dispatch == "all_to_all" else ())
         self.new_tokens = lengths.prompt_tokens - lengths.cached_tokens
         self.num_chunks = np.ceil(self.new_tokens / np.minimum(table.max_batched_tokens, self.new_tokens))
         # Whole tokens for each device of cp, so that parts of a chunk are even.
@@ -200,25 +295,44 @@ class _LayoutWork:
         layers, head = [u for u in units if u.name != HEAD], [u for u in units if u.name == HEAD]
         zeros = np.zeros(len(self.table))
         arch = self.architecture
+        tokens, logits = self._token_parts(layers), self._token_parts(head)
+        # A chunk is of one sequence, which one of the devices that share these has whole: it counts as one row.
+        sequences = self._group_parts(layers, self.decode)
+        chunks = [part._replace(rows=1) for part in self._group_parts(layers, self.prefill)]
         return TableWork(
-            per_token=self._sum_kernels((unit, unit.token_kernels, self._token_values(unit)) for unit in layers),
-            per_logit=self._sum_kernels((unit, unit.token_kernels, self._token_values(unit)) for unit in head),
-            per_sequence=self._sum_group(layers, DECODE, self.decode),
-            per_chunk=self._sum_group(layers, PREFILL, self.prefill),
+            per_token=self._sum_kernels(tokens), per_logit=self._sum_kernels(logits),
+            per_sequence=self._sum_kernels(sequences), per_chunk=self._sum_kernels(chunks),
             kernels={name: count + zeros for name, count in count_kernels(units).items()},
-            token_collectives=self._collectives(layers), logit_collectives=self._collectives(head),
-            chosen_share=zeros + (arch.experts_per_token / arch.num_experts if arch.num_experts else 0.0),
+            token_collectives=self._sum_collectives(tokens), logit_collectives=self._sum_collectives(logits),
+            sequence_collectives=self._sum_collectives(sequences), chunk_collectives=self._sum_collectives(chunks),
+            cache_devices=zeros + reduce(maximum, [part.rows for part in sequences], 1),
+            chosen_share=zeros + (
+                arch.experts_per_token / (arch.num_experts + self.table.redundant_experts) if arch.num_experts else 0.0
+            ),
             attention_dp=self.copies + zeros, splits_experts=self.table.ep > 1, chunk_tokens=self.chunk + zeros,
             num_chunks=self.num_chunks + zeros, num_layers=arch.num_layers + zeros,
             tokens_per_sequence=self.lengths.tokens_per_sequence + zeros, cp=self.table.cp + zeros, pp=self.table.pp + zeros,
         )  # fmt: skip
 
-    def _sum_group(self, units: Sequence[PassUnit], kind: GroupKind, group: SequenceGroup) -> KernelSums:
-        return self._sum_kernels((unit, unit.group_kernels[kind], self._group_values(unit, group)) for unit in units)
+    def _token_parts(self, units: Sequence[PassUnit]) -> list[_UnitPart]:
+        """Return the parts of units that run once over the tokens of a pass, with tokens of each copy of attention on every
+        device of cp."""
+        values = {"B": self.copies, "T": self.table.cp * self.slices, "j": self.slices, TOUCHED: 1.0}
+        return [
+            _UnitPart(unit, unit.token_kernels, unit.token_collectives, self._values(unit, values), self.slices)
+            for unit in units
+        ]
 
-    def _token_values(self, unit: PassUnit) -> SymbolValues:
-        """Return the values for one token of each copy of attention on every device of cp."""
-        return self._values(unit, {"B": self.copies, "T": self.table.cp, "j": 1, TOUCHED: 1.0})
+    def _group_parts(self, units: Sequence[PassUnit], group: SequenceGroup) -> list[_UnitPart]:
+        """Return the parts of units that run for the sequences of a group."""
+        parts = []
+        for unit in units:
+            rows = max_cache_devices(unit, SymbolValues(self.degrees))
+            values = self._group_values(unit, replace(group, num_seqs=group.num_seqs * rows))
+            parts.append(
+                _UnitPart(unit, unit.group_kernels[group.kind], unit.group_collectives[group.kind], values, rows)
+            )
+        return parts
 
     def _group_values(self, unit: PassUnit, group: SequenceGroup) -> SymbolValues:
         slots, seen = slots_of_group(group, unit.window, unit.window_kind)
@@ -229,16 +343,16 @@ class _LayoutWork:
         return self._values(unit, values)
 
     def _values(self, unit: PassUnit, values: Mapping[str, Value]) -> SymbolValues:
-        dims = self.architecture.unit_architecture(unit.name).dims
-        return SymbolValues({**dims, **self.degrees, **values})
+        return unit_values(self.architecture, unit, self.table, {**self.degrees, **values})
 
-    def _sum_kernels(self, parts: Iterable[tuple[PassUnit, Sequence[PassKernel], SymbolValues]]) -> KernelSums:
+    def _sum_kernels(self, parts: Iterable[_UnitPart]) -> KernelSums:
+        """Return the sums over kernels for one row."""
         zeros = np.zeros(len(self.table))
         products: dict[str, Products] = defaultdict(lambda: Products(zeros, zeros))
         sums: dict[str, Column] = defaultdict(lambda: zeros)
-        for unit, kernels, values in parts:
+        for unit, kernels, _, values, rows in parts:
             for kernel in kernels:
-                flops = unit.count * kernel.kernel.flops.evaluate(values)
+                flops = unit.count * kernel.kernel.flops.evaluate(values) / rows
                 group = product_group(kernel)
                 if group is not None:
                     elements = unit.count * kernel.weights[group].evaluate(values)
@@ -247,17 +361,16 @@ class _LayoutWork:
                 sums["flops"] = sums["flops"] + flops
                 for role, elements in kernel.kernel.elements.items():
                     name = ELEMENT_SUMS.get(role, "activation_elements")
-                    sums[name] = sums[name] + unit.count * elements.evaluate(values)
+                    sums[name] = sums[name] + unit.count * elements.evaluate(values) / rows
         names = (f.name for f in fields(KernelSums) if f.name != "products")
         return KernelSums(products=dict(products), **{name: sums[name] for name in names})
 
-    def _collectives(self, units: Iterable[PassUnit]) -> tuple[PassCollective, ...]:
-        """Return the collectives by group of devices, per token or logit; those of cp alone are left out of both."""
+    def _sum_collectives(self, parts: Iterable[_UnitPart]) -> tuple[PassCollective, ...]:
+        """Return the collectives of one row by kind and group of devices; those of cp alone are left out."""
         sums: dict[tuple[str, tuple[str, ...]], list[Column]] = {}
         zeros = np.zeros(len(self.table))
-        for unit in units:
-            values = self._token_values(unit)
-            for collective in unit.token_collectives:
+        for unit, _, collectives, values, rows in parts:
+            for collective in collectives:
                 if set(collective.axes) <= {"cp"}:
                     continue
                 degree = values.group_degree(collective.axes)
@@ -265,7 +378,7 @@ class _LayoutWork:
                 count, elements, _ = sums.setdefault((kind, collective.axes), [zeros, zeros, degree + zeros])
                 sent = sent_elements(collective, values, degree)
                 sums[kind, collective.axes][:2] = [
-                    count + unit.count * (degree > 1), elements + unit.count * sent
+                    count + unit.count * (degree > 1), elements + unit.count * sent / rows
                 ]  # fmt: skip
         return tuple(
             PassCollective(kind, degree, count, elements) for (kind, _), (count, elements, degree) in sums.items()
@@ -273,15 +386,6 @@ class _LayoutWork:
 
 
 ELEMENT_SUMS: Mapping[Role, str] = {Role.CACHE: "cache_elements", Role.RECURRENT_STATE: "state_elements"}
-
-
-def table_degrees(architecture: Architecture, table: ConfigurationTable) -> dict[str, Value]:
-    """Return the degrees of the axes of an instance, a column each."""
-    degrees = axis_degrees(
-        shared_kv_heads(architecture), tp=table.tp, attention_dp=table.attention_dp, expert_tp=table.expert_tp, pp=table.pp,
-        cp=table.cp,
-    )  # fmt: skip
-    return {**degrees, WIDTH_AXES[0]: 1}
 
 
 def sent_elements(collective: UnitCollective, values: SymbolValues, degree: Value) -> Column:
@@ -314,33 +418,3 @@ def _kernel_class(kernel: PassKernel) -> str:
     if kind == "select":
         return "indexer"
     return "recurrence" if kind == "recurrence" or ("recurrence" in kernel.weights and kernel.by_sequence) else "layer"
-
-
-def weight_elements(architecture: Architecture, table: ConfigurationTable) -> dict[str, Floats]:
-    """Return the elements of weights that rest on a device by group, over all layers; modules of multi-token prediction are not
-    loaded unless tokens are drafted."""
-    sums: dict[str, Floats] = defaultdict(lambda: np.zeros(len(table)))
-    degrees = table_degrees(architecture, table)
-    for unit in inference_pass(architecture).units:
-        if unit.name in (PREDICT, CARRY):
-            continue
-        values = SymbolValues({**architecture.unit_architecture(unit.name).dims, **degrees})
-        for group, elements in unit.weights.items():
-            sums[group] = sums[group] + unit.count * elements.evaluate(values)
-    return dict(sums)
-
-
-def request_elements(architecture: Architecture, table: ConfigurationTable, tokens: float) -> Floats:
-    """Return the elements that a request of so many tokens keeps on a device: keys and values that windows reach, and states."""
-    total = np.zeros(len(table))
-    degrees = table_degrees(architecture, table)
-    for unit in inference_pass(architecture).units:
-        if unit.name == PREDICT:
-            continue
-        values = SymbolValues({**architecture.unit_architecture(unit.name).dims, **degrees})
-        slots = tokens if unit.window is None else min(tokens, unit.window)
-        for tensor in unit.cache:
-            # States rest in fp32: two elements of 16 bits.
-            multiple = slots if tensor.grows else 2 if tensor.role is Role.RECURRENT_STATE else 1
-            total = total + unit.count * multiple * tensor.slot_elements.evaluate(values)
-    return total

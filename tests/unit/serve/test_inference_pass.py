@@ -286,8 +286,7 @@ def test_recurrent_layers_keep_a_state_and_the_rows_of_their_convolutions() -> N
 def test_redundant_experts_rest_beside_the_others_and_take_a_share_of_the_rows() -> None:
     groups = [SequenceGroup(kind="decode", num_seqs=4096, cached_tokens=99)]
     plain, redundant = (
-        Evaluated("deepseek-v3", "attention_dp=32 ep=32", groups, PassForm(redundant_experts=count))
-        for count in (0, 32)
+        Evaluated("deepseek-v3", f"attention_dp=32 ep=32 redundant_experts={count}", groups) for count in (0, 32)
     )
     for decode, experts in ((plain, 256 // 32), (redundant, 288 // 32)):
         block = decode.inference.unit("block")

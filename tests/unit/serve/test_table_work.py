@@ -6,7 +6,8 @@ import pytest
 import shardwise as sw
 from shardwise.serve import ConfigurationTable, ServingLayout
 from shardwise.serve.pass_work import Routing
-from shardwise.serve.table_work import PassLengths, TableWork, request_elements, weight_elements
+from shardwise.serve.resting_elements import request_elements, weight_elements
+from shardwise.serve.table_work import PassLengths, TableWork
 
 CONTEXT, PROMPT = 4095, 2048
 LENGTHS = PassLengths(decode_context=CONTEXT, prompt_tokens=PROMPT)

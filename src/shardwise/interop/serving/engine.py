@@ -141,7 +141,7 @@ class Engine:
         """Return the options of a file of options; what is wrong with them is added to the problems of `parsed`."""
         sections = {name.partition(".")[0] for name in self.options if "." in name}
         options: dict[str, Any] = {}
-        for key, value in flatten({key: value for key, value in tree.items() if key in sections}).items():
+        for key, value in flatten({key: value for key, value in tree.items() if key in sections}, self.options).items():
             options |= self._config_option(key, value, source, parsed)
         for key, value in tree.items():
             if key not in sections:

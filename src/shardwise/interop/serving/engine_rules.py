@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from shardwise.derive.inference_unit import Dispatch
 from shardwise.interop.serving.checkpoints import Checkpoint, identify_checkpoint, weight_formats
 from shardwise.interop.serving.engine import EngineOptions
 from shardwise.interop.serving.serving_launch import ServingLaunch
-from shardwise.serve import ServingFormats, serving_layout_problems
+from shardwise.serve import ServingFormats, get_serving_engine, serving_layout_problems
 
 
 def model_rules(launch: ServingLaunch) -> Iterator[str]:
@@ -17,6 +18,7 @@ def model_rules(launch: ServingLaunch) -> Iterator[str]:
     if architecture is None:
         return
     yield from serving_layout_problems(architecture, launch.layout, launch.formats)
+    yield from get_serving_engine(launch.engine).form_problems(launch.layout)
     if limits.mtp_tokens and not architecture.num_predict_layers:
         yield (
             f"batch_limits.mtp_tokens is {limits.mtp_tokens}; {architecture.name} has no modules of multi-token prediction, so 0 "
@@ -67,3 +69,9 @@ def read_dtype(reader: EngineOptions) -> None:
     """Read the option `dtype`; formats of 16 bits are priced alike, and another one is recorded."""
     if str(reader.get("dtype", "auto")) not in ("auto", "bfloat16", "half", "float16"):
         reader.flag_unpriced("dtype", "memory")
+
+
+def read_dispatch(reader: EngineOptions, option: str, gathering: Sequence[str]) -> Dispatch:
+    """Return how tokens reach their experts: a backend of an option that is none of those that gather sends them."""
+    value = str(reader.get(option, gathering[0]))
+    return "all_gather" if value in gathering else "all_to_all"

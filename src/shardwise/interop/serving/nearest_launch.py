@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import cast
 
+from shardwise.derive.inference_unit import Dispatch
 from shardwise.interop.serving.engine import Engine
 from shardwise.interop.serving.serving_launch import ServingLaunch
 from shardwise.serve import BatchLimits, ServingFormats, ServingLayout
+from shardwise.serve.serving_layout import FORMS
 
 MAX_CANDIDATES = 50_000
 DEGREES = ("tp", "attention_dp", "pp", "cp")
@@ -52,12 +55,23 @@ def same_size_layouts(launch: ServingLaunch) -> Iterator[tuple[float, ServingLay
                 continue
             for ep in _divisors(tp * copies) if launch.has_experts else (1,):
                 layout = ServingLayout(tp=tp, attention_dp=copies, pp=pp, cp=cp, ep=ep, replicas=replicas)
-                yield _distance(planned, layout), layout
+                for formed in _forms(planned, layout) if ep > 1 else (layout,):
+                    yield _distance(planned, formed), formed
+
+
+def _forms(planned: ServingLayout, layout: ServingLayout) -> Iterator[ServingLayout]:
+    """Yield a layout with experts that are split in each form that the planned one may be changed to."""
+    for dispatch, redundant in product(FORMS["dispatch"], {0, planned.redundant_experts}):
+        yield replace(layout, dispatch=cast(Dispatch, dispatch), redundant_experts=redundant)
 
 
 def _distance(left: ServingLayout, right: ServingLayout) -> float:
     names = (*DEGREES, "ep", "replicas")
-    return sum(abs(math.log2(getattr(left, name) / getattr(right, name))) for name in names)
+    forms: int = sum(
+        getattr(left, name) != getattr(right, name) for name in ("dispatch", "redundant_experts", "cache_split", "ws")
+    )
+    degrees: float = sum(abs(math.log2(getattr(left, name) / getattr(right, name))) for name in names)
+    return forms + degrees
 
 
 def _divisors(number: int) -> list[int]:

@@ -128,13 +128,16 @@ def _list_fields(reading: ReadServing) -> Iterator[ServingField]:
     limits, layout = launch.batch_limits, launch.layout
     values: Mapping[str, Any] = {
         "layout.tp": layout.tp, "layout.attention_dp": layout.attention_dp, "layout.pp": layout.pp, "layout.cp": layout.cp,
-        "layout.ep": layout.ep, "layout.replicas": layout.replicas, "formats": _without_cache(launch.formats),
+        "layout.ep": layout.ep, "layout.dispatch": layout.dispatch, "layout.redundant_experts": layout.redundant_experts,
+        "layout.replicas": layout.replicas, "formats": _without_cache(launch.formats),
         "formats.cache": launch.formats.cache, "batch_limits.max_num_seqs": limits.max_num_seqs,
         "batch_limits.max_batched_tokens": limits.max_batched_tokens, "batch_limits.memory_fraction": limits.memory_fraction,
         "batch_limits.chunked_prefill": limits.chunked_prefill, "batch_limits.mtp_tokens": limits.mtp_tokens,
         "max_model_len": launch.max_model_len,
     }  # fmt: skip
     for name, value in values.items():
+        if name not in origins:  # a form that the engine has no option for
+            continue
         text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         is_default = value == 1 and name in ("layout.attention_dp", "layout.replicas")  # one option says either
         origin = f"default of {reading.engine.title} {reading.engine.version}" if is_default else origins[name]

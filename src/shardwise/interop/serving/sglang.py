@@ -17,6 +17,7 @@ from shardwise.interop.serving.engine_rules import (
     model_rules,
     quantization_option,
     read_cache_format,
+    read_dispatch,
     read_dtype,
     read_formats,
 )
@@ -33,6 +34,8 @@ ONLINE_METHODS: Mapping[str, str] = {"fp8": "fp8", "nvfp4": "nvfp4_online"}
 CACHE_FORMATS: Mapping[str, str] = {
     "auto": "bf16", "bf16": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8",
 }  # fmt: skip
+# Values of moe-a2a-backend that gather the tokens of all copies of attention. Source: arg_groups/moe_hook.py, handle_a2a_moe.
+GATHERING_BACKENDS = ("none", "ascend_tp")
 INIT_PORT = 20000  # of the first node; SGLang's documentation, multi-node deployment
 NO_CHUNKS = -1  # chunked-prefill-size that turns chunks off
 
@@ -44,6 +47,10 @@ def _to_options(launch: ServingLaunch) -> Options:
         "attn-dp-size": layout.attention_dp, "attn-cp-size": layout.cp, "ep-size": layout.ep,
     }  # fmt: skip
     options: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree > 1}
+    if layout.dispatch == "all_to_all":
+        options["moe-a2a-backend"] = "deepep"
+    if layout.redundant_experts:
+        options |= {"enable-eplb": True, "ep-num-redundant-experts": layout.redundant_experts}
     if layout.cp > 1:
         options |= {"enable-prefill-cp": True, "cp-strategy": "zigzag"}
         if launch.has_experts:
@@ -100,6 +107,9 @@ def _read_layout(reader: EngineOptions) -> ServingLayout:
         return ServingLayout()
     if reader.has_experts and expert_copies != cp:
         reader.flag_unpriced("moe-dp-size" if expert_copies > 1 else "attn-cp-size", "time")
+    dispatch = read_dispatch(reader, "moe-a2a-backend", GATHERING_BACKENDS)
+    if dispatch == "all_to_all":  # sets ep-size to tp-size
+        ep = width // cp
     if (width // cp) % ep:
         reader.problems.append(f"ep-size: found {ep}; a divisor of tp-size = {width // cp} is required")
         return ServingLayout()
@@ -110,7 +120,20 @@ def _read_layout(reader: EngineOptions) -> ServingLayout:
         cp=cp,
         ep=ep if reader.has_experts else 1,
         replicas=replicas,
+        dispatch=dispatch if reader.has_experts and ep > 1 else "all_gather",
+        redundant_experts=_read_redundant_experts(reader) if reader.has_experts and ep > 1 else 0,
     )
+
+
+def _read_redundant_experts(reader: EngineOptions) -> int:
+    """Return the redundant experts; how far a balancer evens out the load is not priced."""
+    count = reader.get("ep-num-redundant-experts", 0)
+    if reader.get("enable-eplb", False) is True:
+        reader.flag_unpriced("enable-eplb", "time")
+    if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+        return count
+    reader.problems.append(f"ep-num-redundant-experts: found {count!r}; a whole number from 0 is required")
+    return 0
 
 
 def _read_chunk(reader: EngineOptions, attention_dp: int) -> tuple[bool, int | None]:
@@ -188,6 +211,7 @@ ENGINE = Engine(
         "layout.tp": ("tp-size",), "layout.attention_dp": ("attn-dp-size", "enable-dp-attention", "dp-size"),
         "layout.pp": ("pp-size",),
         "layout.cp": ("attn-cp-size",), "layout.ep": ("ep-size", "moe-dp-size"), "layout.replicas": ("dp-size",),
+        "layout.dispatch": ("moe-a2a-backend",), "layout.redundant_experts": ("ep-num-redundant-experts", "enable-eplb"),
         "formats": ("quantization", "dtype"), "formats.cache": ("kv-cache-dtype",),
         "batch_limits.max_num_seqs": ("max-running-requests",),
         "batch_limits.max_batched_tokens": ("chunked-prefill-size", "max-prefill-tokens"),

@@ -21,6 +21,7 @@ from shardwise.serve import BatchLimits, ServingLayout
 CACHE_FORMATS: Mapping[str, str] = {"auto": "bf16", "bfloat16": "bf16", "float16": "bf16", "bf16": "bf16", "fp8": "fp8"}
 MEMORY_FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 CACHE_DTYPE = "kv_cache_config.dtype"
+LOAD_BALANCER = "moe_config.load_balancer"  # slots of experts, redundant ones among them; source: MoeLoadBalancerConfig
 
 
 def _to_options(launch: ServingLaunch) -> Options:
@@ -30,6 +31,9 @@ def _to_options(launch: ServingLaunch) -> Options:
     options: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree > 1}
     if launch.has_experts and layout.ep > 1:
         options |= {"moe_expert_parallel_size": layout.ep, "moe_tensor_parallel_size": layout.expert_tp_degree}
+    if layout.redundant_experts and launch.architecture is not None:
+        slots = launch.architecture.num_experts + layout.redundant_experts
+        options[LOAD_BALANCER] = {"num_slots": slots, "layer_updates_per_iter": 0}  # placed once, as loaded
     if layout.attention_dp > 1:
         options["enable_attention_dp"] = True
     numbers = {
@@ -83,8 +87,23 @@ def _read_layout(reader: EngineOptions) -> ServingLayout:
         return ServingLayout()
     ep_degree = degree if reader.has_experts else 1
     return ServingLayout(
-        tp=1 if splits_requests else width, attention_dp=width if splits_requests else 1, pp=pp, ep=ep_degree
-    )
+        tp=1 if splits_requests else width, attention_dp=width if splits_requests else 1, pp=pp, ep=ep_degree,
+        redundant_experts=_read_redundant_experts(reader) if ep_degree > 1 else 0,
+    )  # fmt: skip
+
+
+def _read_redundant_experts(reader: EngineOptions) -> int:
+    """Return the slots of the balancer beyond the model's experts; a file that it names, and its updates, are not priced."""
+    config = reader.get(LOAD_BALANCER)
+    if config is None:
+        return 0
+    slots = config.get("num_slots") if isinstance(config, dict) else None
+    if reader.architecture is None or isinstance(slots, bool) or not isinstance(slots, int):
+        reader.flag_unpriced(LOAD_BALANCER, "memory")
+        return 0
+    if isinstance(config, dict) and config.get("layer_updates_per_iter"):
+        reader.flag_unpriced(LOAD_BALANCER, "time")
+    return max(slots - reader.architecture.num_experts, 0)
 
 
 def _read_drafted_tokens(reader: EngineOptions) -> int:
@@ -140,6 +159,7 @@ ENGINE = Engine(
         "layout.tp": ("tensor_parallel_size",), "layout.attention_dp": ("enable_attention_dp",),
         "layout.pp": ("pipeline_parallel_size",), "layout.cp": ("context_parallel_size",),
         "layout.ep": ("moe_expert_parallel_size", "moe_tensor_parallel_size"), "layout.replicas": (),
+        "layout.redundant_experts": (LOAD_BALANCER,),
         "formats": ("dtype",), "formats.cache": (CACHE_DTYPE, "kv_cache_dtype"),
         "batch_limits.max_num_seqs": ("max_batch_size",), "batch_limits.max_batched_tokens": ("max_num_tokens",),
         "batch_limits.memory_fraction": (

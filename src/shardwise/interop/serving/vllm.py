@@ -17,6 +17,7 @@ from shardwise.interop.serving.engine_rules import (
     model_rules,
     quantization_option,
     read_cache_format,
+    read_dispatch,
     read_dtype,
     read_formats,
 )
@@ -35,6 +36,14 @@ CACHE_FORMATS: Mapping[str, str] = {
     "auto": "bf16", "bfloat16": "bf16", "float16": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8",
 }  # fmt: skip
 
+# Backends that gather the tokens of all copies of attention, the default first; the others exchange them. Source: vLLM 0.32.0,
+# ParallelConfig.all2all_backend and distributed/device_communicators/all2all.py.
+GATHERING_BACKENDS = ("allgather_reducescatter", "naive")
+ALL_TO_ALL_BACKEND = (
+    "deepep_low_latency"  # its decode passes are captured as graphs; those of deepep_high_throughput are not
+)
+REDUNDANT = "num_redundant_experts"  # of EPLBConfig
+
 
 def _to_options(launch: ServingLaunch) -> Options:
     layout, limits = launch.layout, launch.batch_limits
@@ -46,6 +55,10 @@ def _to_options(launch: ServingLaunch) -> Options:
     options: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree > 1}
     if launch.has_experts and layout.ep > 1:
         options["enable-expert-parallel"] = True
+    if layout.dispatch == "all_to_all":
+        options["all2all-backend"] = ALL_TO_ALL_BACKEND
+    if layout.redundant_experts:
+        options |= {"enable-eplb": True, "eplb-config": {REDUNDANT: layout.redundant_experts}}
     options |= quantization_option(launch, ONLINE_METHODS)
     if launch.formats.cache != "bf16":
         options["kv-cache-dtype"] = launch.formats.cache
@@ -86,7 +99,30 @@ def _read_layout(reader: EngineOptions) -> ServingLayout:
         return ServingLayout(tp=tp, pp=pp, cp=cp, replicas=dp)
     if cp > 1:
         reader.flag_unpriced("prefill-context-parallel-size", "time")
-    return ServingLayout(tp=tp, attention_dp=dp, pp=pp, cp=cp, ep=tp * dp if splits_experts else 1)
+    dispatch = read_dispatch(reader, "all2all-backend", GATHERING_BACKENDS)
+    redundant_experts = _read_redundant_experts(reader)
+    if not splits_experts or tp * dp == 1:
+        return ServingLayout(tp=tp, attention_dp=dp, pp=pp, cp=cp)
+    return ServingLayout(  # without copies of attention the backend is not used
+        tp=tp, attention_dp=dp, pp=pp, cp=cp, ep=tp * dp, dispatch=dispatch if dp > 1 else "all_gather",
+        redundant_experts=redundant_experts,
+    )  # fmt: skip
+
+
+def _read_redundant_experts(reader: EngineOptions) -> int:
+    """Return the redundant experts of the balancer. Source: ParallelConfig, which takes them with enable_eplb alone."""
+    is_on, config = reader.get("enable-eplb", False) is True, reader.get("eplb-config", {})
+    count = config.get(REDUNDANT, 0) if isinstance(config, dict) else 0
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        reader.problems.append(f"eplb-config: {REDUNDANT} is {count!r}; a whole number from 0 is required")
+        return 0
+    if count and not is_on:
+        reader.problems.append(
+            f"eplb-config: {REDUNDANT} is {count} without --enable-eplb; that flag, or 0, is required"
+        )
+    if is_on:
+        reader.flag_unpriced("enable-eplb", "time")
+    return count
 
 
 def _read_length(reader: EngineOptions) -> int | None:
@@ -197,7 +233,8 @@ ENGINE = Engine(
     field_options={
         "layout.tp": ("tensor-parallel-size",), "layout.attention_dp": ("data-parallel-size",),
         "layout.pp": ("pipeline-parallel-size",), "layout.cp": ("prefill-context-parallel-size",),
-        "layout.ep": ("enable-expert-parallel",), "layout.replicas": ("data-parallel-size",),
+        "layout.ep": ("enable-expert-parallel",), "layout.dispatch": ("all2all-backend",),
+        "layout.redundant_experts": ("eplb-config", "enable-eplb"), "layout.replicas": ("data-parallel-size",),
         "formats": ("quantization", "dtype"), "formats.cache": ("kv-cache-dtype",),
         "batch_limits.max_num_seqs": ("max-num-seqs",), "batch_limits.max_batched_tokens": ("max-num-batched-tokens",),
         "batch_limits.memory_fraction": ("gpu-memory-utilization",),

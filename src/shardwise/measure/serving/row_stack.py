@@ -15,10 +15,9 @@ from shardwise.serve import ConfigurationTable
 from shardwise.serve.engines import ServingEngine, get_serving_engine
 from shardwise.serve.kernel_seconds import GroupRates, ServingRates
 from shardwise.serve.memory import MemoryParts, cache_bytes, size_parts
-from shardwise.serve.pass_work import PassCollective, Products
 from shardwise.serve.serving_constants import ServingConstants
 from shardwise.serve.steady_state import PassPricer, SteadyState, solve_steady_state
-from shardwise.serve.table_work import COLUMNS, SUMS, KernelSums, PassLengths, TableWork
+from shardwise.serve.table_work import PassLengths, TableWork, join_columns, join_work
 
 Array = NDArray[np.float64]
 
@@ -64,7 +63,7 @@ def _stack_engine(engine_name: str, positions: Sequence[int], rows: Sequence[Ser
     ordered = [rows[position] for position in index]
     copies = np.array([row.layout.attention_copies for row in ordered], dtype=np.float64)
     return RowStack(
-        engine=engine, index=index, work=_join_work([work for work, _, _ in parts]),
+        engine=engine, index=index, work=join_work([work for work, _, _ in parts]),
         rates=_join_rates([(rates, len(work.pp)) for work, rates, _ in parts]),
         memory=_join_memory([memory for _, _, memory in parts]),
         present=np.array([row.concurrency for row in ordered]) / copies,
@@ -86,66 +85,11 @@ def _price_alike(rows: Sequence[ServingRow], engine: ServingEngine) -> tuple[Tab
     return TableWork.of(problem.architecture, table, lengths), rates, size_parts(problem, engine, rates, table, limits)
 
 
-def _join_work(parts: Sequence[TableWork]) -> TableWork:
-    lengths = [len(part.pp) for part in parts]
-    kernels = {name for part in parts for name in part.kernels}
-    columns: dict[str, Any] = {name: _join_sums([getattr(part, name) for part in parts], lengths) for name in SUMS}
-    columns |= {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
-    return TableWork(
-        **columns,
-        kernels={name: _join([part.kernels.get(name, 0.0) for part in parts], lengths) for name in kernels},
-        token_collectives=_join_collectives([part.token_collectives for part in parts], lengths),
-        logit_collectives=_join_collectives([part.logit_collectives for part in parts], lengths),
-    )
-
-
-def _join(columns: Sequence[Any], lengths: Sequence[int]) -> Array:
-    return np.concatenate([np.zeros(length) + column for column, length in zip(columns, lengths, strict=True)])
-
-
-def _join_sums(parts: Sequence[KernelSums], lengths: Sequence[int]) -> KernelSums:
-    groups = {group for part in parts for group in part.products}
-    products = {
-        group: Products(
-            *(
-                _join(
-                    [getattr(part.products[group], name) if group in part.products else 0.0 for part in parts], lengths
-                )
-                for name in ("elements", "flops")
-            )
-        )
-        for group in groups
-    }
-    names = (field.name for field in fields(KernelSums) if field.name != "products")
-    return KernelSums(
-        products=products, **{name: _join([getattr(part, name) for part in parts], lengths) for name in names}
-    )
-
-
-def _join_collectives(
-    parts: Sequence[tuple[PassCollective, ...]], lengths: Sequence[int]
-) -> tuple[PassCollective, ...]:
-    """Return collectives of one kind and order in their parts; degrees of 1 where a part has fewer."""
-    kinds = [part[position].kind for part in parts for position in range(len(part))]
-    joined = []
-    for kind in dict.fromkeys(kinds):
-        of_kind = [[c for c in part if c.kind == kind] for part in parts]
-        for position in range(max(map(len, of_kind))):
-            columns = [
-                (c.degree, c.count, c.elements)
-                if (c := members[position] if position < len(members) else None)
-                else (1, 0, 0)
-                for members in of_kind
-            ]
-            joined.append(PassCollective(kind, *(_join([column[i] for column in columns], lengths) for i in range(3))))
-    return tuple(joined)
-
-
 def _join_rates(parts: Sequence[tuple[ServingRates, int]]) -> ServingRates:
     lengths = [length for _, length in parts]
 
     def columns(values: Sequence[Any], names: Sequence[str]) -> dict[str, Array]:
-        return {name: _join([getattr(value, name) for value in values], lengths) for name in names}
+        return {name: join_columns([getattr(value, name) for value in values], lengths) for name in names}
 
     group_fields = [field.name for field in fields(GroupRates)]
     groups: Mapping[str, GroupRates] = {

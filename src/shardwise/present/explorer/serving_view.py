@@ -143,7 +143,7 @@ FRONT_FIELDS: Fields = {
 FIELDS: Fields = {
     **FRONT_FIELDS,
     **{f"estimate.{name}.{end}": END for name in ("ttft_s", "tpot_s", "tokens_per_s_per_device") for end in ("low", "high")},
-    "num_devices": Field("devices of all instances", "tp · attention_dp · pp · cp · replicas", "", "the layout", EXACT),
+    "num_devices": Field("devices of all instances", "tp · attention_dp · pp · cp · ws · replicas", "", "the layout", EXACT),
     "estimate.max_rate_per_s": Field(
         "requests per second at which the queue grows without end", "the most of any concurrency", "requests/s", SOURCE, PREDICTED
     ),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +13,7 @@ from shardwise.hardware import Cluster
 from shardwise.model import Architecture
 from shardwise.serve import ConfigurationTable, ServingFormats, ServingLayout, serving_layout_problems
 from shardwise.serve.engines import ServingEngine
+from shardwise.serve.serving_layout import FORMS
 
 CONCURRENCY_STEP = 2**0.25  # of the ladder: neighbours differ by a fifth, less than a prediction's interval
 
@@ -20,30 +24,47 @@ def list_serving_layouts(
     """Return the layouts of one instance that the model, the cluster and the engine allow, the smallest first.
 
     Degrees are powers of two (and the whole scale-up domain). Attention is split within a scale-up domain; what an instance
-    has beyond it are stages, or copies of attention that share the experts.
+    has beyond it are stages, or copies of attention that share the experts. Forms are those that the engine has an option for.
     """
-    limit = cluster.num_devices
+    limit, domain = cluster.num_devices, cluster.scale_up_size
     layouts = [
         layout
-        for tp in _degrees(min(limit, cluster.scale_up_size), cluster.scale_up_size)
+        for tp in _degrees(min(limit, domain), domain)
         for pp in _degrees(min(limit // tp, architecture.num_layers))
-        for layout in _expert_layouts(architecture, tp, pp, limit)
+        for split in _expert_layouts(architecture, ServingLayout(tp=tp, pp=pp), limit, domain)
+        for layout in _forms(split, engine, limit)
         if not serving_layout_problems(architecture, layout, formats)
         and not engine.layout_problems(architecture, layout)
     ]
     return sorted(layouts, key=lambda layout: (layout.devices_per_replica, complexity(layout), layout.pp))
 
 
-def _expert_layouts(architecture: Architecture, tp: int, pp: int, limit: int) -> Iterator[ServingLayout]:
-    """Yield the ways in which experts and copies of attention share the devices of a stage."""
-    if not any(layer.num_experts for layer in architecture.layer_architectures.values()):
-        yield ServingLayout(tp=tp, pp=pp)
+def _expert_layouts(
+    architecture: Architecture, stage: ServingLayout, limit: int, domain: int
+) -> Iterator[ServingLayout]:
+    """Yield the ways in which experts and copies of attention share the devices of a stage. Experts that cannot be split evenly
+    have as many redundant ones as are missing."""
+    num_experts = max(layer.num_experts for layer in architecture.layer_architectures.values())
+    if not num_experts:
+        yield stage
         return
-    for attention_dp in _degrees(limit // (tp * pp)):
-        width = tp * attention_dp
-        for ep in _degrees(width):
+    for attention_dp in _degrees(limit // (stage.tp * stage.pp), domain // stage.tp):
+        width = stage.tp * attention_dp
+        for ep in _degrees(width, width):
             if width % ep == 0:
-                yield ServingLayout(tp=tp, attention_dp=attention_dp, pp=pp, ep=ep, expert_tp=width // ep)
+                missing = -num_experts % ep if ep <= num_experts else 0
+                yield replace(
+                    stage, attention_dp=attention_dp, ep=ep, expert_tp=width // ep, redundant_experts=missing
+                )  # fmt: skip
+
+
+def _forms(layout: ServingLayout, engine: ServingEngine, limit: int) -> Iterator[ServingLayout]:
+    """Yield a layout in each form that an engine has an option for."""
+    choices = [FORMS[name] if name in engine.degrees else FORMS[name][:1] for name in FORMS]
+    widths = _degrees(limit // layout.devices_per_replica) if "ws" in engine.degrees else [1]
+    for ws, forms in product(widths, product(*choices)):
+        values: dict[str, Any] = dict(zip(FORMS, forms, strict=True))
+        yield replace(layout, ws=ws, **values)
 
 
 def _degrees(limit: int, *extra_degrees: int) -> list[int]:
@@ -54,7 +75,8 @@ def _degrees(limit: int, *extra_degrees: int) -> list[int]:
 
 def complexity(layout: ServingLayout) -> int:
     """Return how many axes a layout uses: of those that predictions cannot tell apart, the simplest is taken."""
-    return sum(degree > 1 for degree in (layout.tp, layout.attention_dp, layout.pp, layout.ep, layout.expert_tp_degree))
+    degrees = (layout.tp, layout.attention_dp, layout.pp, layout.ep, layout.expert_tp_degree)
+    return sum(degree > 1 for degree in degrees) + len(layout.forms) + (layout.redundant_experts > 0)
 
 
 def concurrency_ladder(largest: int) -> list[float]:
