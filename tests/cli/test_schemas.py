@@ -168,6 +168,7 @@ SESSIONS = {
 # Their values take minutes to make; the tests that make them anyway ask the schema: those of calibrate, bench and train.
 ELSEWHERE = {
     "shardwise.validate.folds/2", "shardwise.validate.groups/1", "shardwise.validate.serving/1", "shardwise.bench-machine/1",
+    "shardwise.serving_calibration/1",
     "shardwise.batch_runs/1", "shardwise.batch_branches/1",
 }  # fmt: skip
 

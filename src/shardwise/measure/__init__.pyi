@@ -41,6 +41,9 @@ from .run_analysis import analyse_run as analyse_run
 from .serving.bench_results import BenchResult as BenchResult
 from .serving.bench_results import calibrate_serving as calibrate_serving
 from .serving.bench_results import read_bench_results as read_bench_results
+from .serving.calibrated_launch import CalibratedServing as CalibratedServing
+from .serving.calibrated_launch import calibrate_launch as calibrate_launch
+from .serving.calibrated_launch import write_serving_calibration as write_serving_calibration
 from .serving.serving_validation import ServingValidation as ServingValidation
 from .serving.serving_validation import validate_serving_rows as validate_serving_rows
 from .utilisation import MeasuredStep as MeasuredStep

@@ -140,6 +140,10 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "ClusterCalibration": ResultFunctions(
         "present.reports.calibration:calibrate_report", "measure.calibrate.payloads:CalibrationRecord.of"
     ),
+    "CalibratedServing": ResultFunctions(
+        "present.reports.serving_accuracy:serving_calibration_report",
+        "measure.serving.calibrated_launch:CalibratedServingRecord.of",
+    ),
     "EvaluatedRuns": ResultFunctions(
         "present.reports.calibration:validate_report", "measure.calibrate.payloads:ValidationRecord.of"
     ),

@@ -18,6 +18,7 @@ from .inference_pass import instance_degrees as instance_degrees
 from .legality import require_legal_serving_layout as require_legal_serving_layout
 from .legality import serving_layout_problems as serving_layout_problems
 from .serving_calibration import ServingCalibration as ServingCalibration
+from .serving_calibration import load_serving_calibration as load_serving_calibration
 from .serving_deployment import ServingDeployment as ServingDeployment
 from .serving_estimate import Prediction as Prediction
 from .serving_estimate import ServingEstimate as ServingEstimate

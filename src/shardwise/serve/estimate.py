@@ -30,7 +30,7 @@ from shardwise.serve.steady_state import (
     solve_steady_state,
 )
 from shardwise.serve.table_work import PassLengths, TableWork
-from shardwise.values import InputError
+from shardwise.values import InputError, pluralize
 from shardwise.values.errors import join_words
 
 MEMORY_MARGIN = 0.03  # a cache within this share of what is required is neither said to fit nor not to
@@ -333,6 +333,11 @@ def _list_notes(model: ServingModel, layout: ServingLayout) -> Iterator[str]:
         yield (
             f"no measured row has {join_words(layout.forms, 'or')}: the time is that of the derived collectives, at the rates of "
             "the others"
+        )
+    if (measured := model.problem.calibration) is not None:
+        yield (
+            f"calibrated with {pluralize(measured.num_results, 'result')}: passes take {measured.pass_factor:.3g} times the "
+            f"prediction, first tokens {measured.first_token_factor:.3g} times beside; intervals are as without them"
         )
     if layout.redundant_experts:
         yield "redundant experts are priced by what they hold and read; how far they balance the load was not measured"

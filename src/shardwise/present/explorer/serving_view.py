@@ -57,7 +57,9 @@ def serving(request: ViewRequest) -> dict[str, Any]:
 
 def _question(request: ViewRequest) -> ServingQuestion:
     details = {name: request.state.detail(name) for name in ("isl", "osl", "rate", "ttft", "tpot", "engine")}
-    lengths = {name: parse_count(details[name] or default, label=name) for name, default in USUAL_LENGTHS.items()}
+    lengths: dict[str, Any] = {
+        name: parse_count(details[name] or default, label=name) for name, default in USUAL_LENGTHS.items()
+    }
     request.model.require_positions(sum(lengths.values()))
     ttft_s, tpot_s = (
         None if (text := details[name]) is None else parse_duration(text, label=name) for name in LATENCY_LIMITS

@@ -4,14 +4,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwise.present.rendering.numbers import seconds, share
-from shardwise.present.rendering.report import Number, Report, Row, Section, Table
+from shardwise.present.rendering.numbers import seconds, share, significant
+from shardwise.present.rendering.report import Line, Number, Report, Row, Section, Table
+from shardwise.values import pluralize
 
 if TYPE_CHECKING:
+    from shardwise.measure import CalibratedServing
     from shardwise.measure.serving.serving_validation import ServingErrors, ServingValidation
 
 LEFT_OUT = {"none": "nothing left out", "family": "model family left out", "chip": "chip left out", "engine": "engine left out",
             "source": "source left out"}  # fmt: skip
+
+
+def serving_calibration_report(calibrated: CalibratedServing) -> Report:
+    """Report each result beside its predictions before and after the calibration, and the factors."""
+    problem, factors = calibrated.problem, calibrated.calibration
+    head: Row = ("in", "out", "load", "TPOT", "predicted", "calibrated", "TTFT", "predicted", "calibrated")
+    rows = [head]
+    for index, compared in enumerate(calibrated.results):
+        result, path = compared.result, f"results.{index}"
+        load = f"{result.concurrency:g} at once" if result.concurrency is not None else f"{result.rate_per_s:g}/s"
+        rows.append(
+            (
+                f"{result.isl:,.0f}", f"{result.osl:,.0f}", load,
+                seconds(result.tpot_s, f"{path}.result.tpot_s", kind="measured"),
+                seconds(compared.predicted_tpot_s, f"{path}.predicted_tpot_s"),
+                seconds(compared.calibrated_tpot_s, f"{path}.calibrated_tpot_s"),
+                seconds(result.ttft_s, f"{path}.result.ttft_s", kind="measured"),
+                seconds(compared.predicted_ttft_s, f"{path}.predicted_ttft_s"),
+                seconds(compared.calibrated_ttft_s, f"{path}.calibrated_ttft_s"),
+            )
+        )  # fmt: skip
+    title = (
+        f"{problem.architecture.name} with {problem.engine} on {problem.cluster.name}, {calibrated.layout}, weights "
+        f"{problem.formats}"
+    )
+    passes = Line(
+        (
+            "  passes take ", significant(factors.pass_factor, "calibration.pass_factor", digits=3),
+            " times the prediction, first tokens ",
+            significant(factors.first_token_factor, "calibration.first_token_factor", digits=3),
+            f" times beside ({pluralize(factors.num_results, 'result')}, drawn towards 1)",
+        )
+    )  # fmt: skip
+    return [Section([Table(rows=tuple(rows), right=range(9), indent=2), passes], title=title)]
 
 
 def serving_accuracy_report(validation: ServingValidation) -> Report:

@@ -21,7 +21,7 @@ def serving_launch_report(priced: PricedServing) -> Report:
     rows = [
         (field.name, field.value or "the engine's own", field.origin)
         for field in priced.fields
-        if field.value not in ("1", "0") or not field.origin.startswith("default")
+        if field.value not in ("1", "0", "all_gather") or not field.origin.startswith("default")
     ]
     unread = [Section([f"  {', '.join(reading.unread)}"], title="options that change nothing", detail=True)]
     return [

@@ -6,15 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from shardwise import measure
+from shardwise import interop, measure
+from shardwise.hardware import load_cluster
 from shardwise.present import charts, explorer
 from shardwise.present.exports import html_report, picture
 from shardwise.present.verb import Argument, Mode, verb
-from shardwise.values import InputError, Progress, ignore_progress
+from shardwise.present.verbs.serving_launches import launch_texts
+from shardwise.values import InputError, Progress, argument_label, ignore_progress, raise_problems, read_text
 
 if TYPE_CHECKING:
     from shardwise.measure import (
         BenchmarkResult,
+        CalibratedServing,
         ClusterCalibration,
         EvaluatedRuns,
         MachineResult,
@@ -103,6 +106,78 @@ def bench(
     return measure.run_benchmarks(kind, settings, progress)
 
 
+RESULTS_CLUSTER = "results_cluster"  # the flag --cluster where the words are results of serving benchmarks
+CALIBRATED_LAUNCH = "launch"
+
+
+def calibrate_serving_results(
+    results: Sequence[str | os.PathLike[str]],
+    cluster: str | os.PathLike[str],
+    launch: Annotated[
+        str | os.PathLike[str] | None,
+        Argument(
+            flag="--launch", group="serving results", metavar="TEXT",
+            help="what was benchmarked: the engine's command line, script, manifest or folder (see: serve read)",
+        ),
+    ] = None,
+    out: str | os.PathLike[str] | None = None,
+) -> CalibratedServing:  # fmt: skip
+    """Return the factors on an engine's predictions that results of its benchmark lead to; write them to `out`, if given.
+
+    `results` are files of `vllm bench serve`, SGLang's `bench_serving` or genai-perf. Raises `InputError` for a file that is none
+    of these, and for a launch that cannot be priced on the cluster.
+    """
+    if launch is None:
+        raise InputError(
+            "--launch: missing; results do not say how the engine was started: its command line is required, such as "
+            '--launch "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4"'
+        )
+    benchmarked = [result for path in results for result in measure.read_bench_results(path)]
+    reading = interop.read_serving(launch_texts(launch))
+    calibrated = measure.calibrate_launch(reading, load_cluster(os.fspath(cluster)), benchmarked)
+    if out is not None:
+        measure.write_serving_calibration(calibrated, out)
+    return calibrated
+
+
+def _is_json(path: str) -> bool:
+    """Return True for a file that begins as a JSON object does, as results of benchmarks and no cluster's file do."""
+    try:
+        return read_text(path).lstrip().startswith("{")
+    except InputError:
+        return False
+
+
+def _has_results(arguments: Mapping[str, Any]) -> bool:
+    return (
+        RESULTS_CLUSTER in arguments or CALIBRATED_LAUNCH in arguments or any(map(_is_json, arguments["cluster"]))
+    )  # fmt: skip
+
+
+def _check_results(arguments: Mapping[str, Any]) -> None:
+    refused = [name for name in ("runs", "logged_runs", "bench", "stack", "name") if name in arguments]
+    problems = [
+        f"{argument_label(name)}: of trainings, found with results of a serving benchmark; leave it out"
+        for name in refused
+    ]
+    if RESULTS_CLUSTER not in arguments:
+        problems.append("--cluster: missing; what the engine ran on is required, such as --cluster h100:4")
+    raise_problems(problems)
+
+
+def _results_keywords(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**arguments, "results": arguments["cluster"], "cluster": arguments[RESULTS_CLUSTER]}
+
+
+def _check_cluster(arguments: Mapping[str, Any]) -> None:
+    clusters = arguments["cluster"]
+    if len(clusters) > 1:
+        raise InputError(
+            f"CLUSTER: found {len(clusters)} words, {clusters[1]!r} among them; one cluster is required, or files of "
+            "serving benchmarks' JSON and --cluster"
+        )
+
+
 @verb(
     description="""Fit what a chip, its network and a software stack reach to runs and micro-benchmarks on a cluster, from where
 the published runs leave it, and write a cluster file that every verb then predicts with.
@@ -124,20 +199,44 @@ matmul: [m, k] times [k, n]. memory: a streaming kernel, bytes read and written.
 all_gather, reduce_scatter, all_reduce, all_to_all and send_recv;
 bytes of the whole array (of an all_to_all the shards of all devices together), devices from the innermost tier of CLUSTER, or
 from the smallest axis of its torus, outwards. attention: softmax attention as the stack runs it, forward, or with
-"backward": true the backward pass alone; "causal" and "backward" are false when left out.""",
+"backward": true the backward pass alone; "causal" and "backward" are false when left out.
+
+Files with the JSON of `vllm bench serve`, of SGLang's bench_serving or of genai-perf in place of CLUSTER calibrate an engine that
+serves: --launch says how it was started, --cluster on what, and --out keeps factors for serve estimate and serve plan
+(--calibration).""",
+    modes=(
+        Mode(
+            function=calibrate_serving_results,
+            applies=_has_results,
+            check=_check_results,
+            keywords=_results_keywords,
+        ),
+        Mode(check=_check_cluster, keywords=lambda arguments: {**arguments, "cluster": arguments["cluster"][0]}),
+    ),
+    switches={
+        RESULTS_CLUSTER: Argument(
+            flag="--cluster",
+            group="serving results",
+            metavar="CLUSTER",
+            completes="clusters",
+            help="what the engine ran on, such as h100:4",
+        )
+    },
     examples=(
         "shardwise calibrate h100:512 --runs mine.csv --out my-cluster.toml",
         "shardwise calibrate h100:64 --run launch.sh train.log --run other.sh other.log --out my-cluster.toml",
         "shardwise calibrate my-cluster.toml --runs mine.csv --bench machine.jsonl --stack torchtitan --out my-cluster.toml",
+        'shardwise calibrate results.json --cluster h100:4 --launch "vllm serve Qwen/Qwen3-32B -tp 4" --out serving.json',
     ),
-    group_order=("cluster", "runs", "output"),
+    group_order=("cluster", "runs", "serving results", "output"),
 )
 def calibrate(
     cluster: Annotated[
         str | os.PathLike[str],
         Argument(
-            group="cluster",
-            help="CHIP:COUNT or CHIP:SHAPE, such as h100:512, or a .toml file; a calibration that it has is replaced",
+            group="cluster", metavar="CLUSTER", variadic=True,
+            help="CHIP:COUNT or CHIP:SHAPE, such as h100:512, or a .toml file, whose calibration is replaced; or results of a "
+            "serving benchmark",
         ),
     ],
     runs: Annotated[

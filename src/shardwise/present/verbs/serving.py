@@ -168,6 +168,15 @@ class ServingFields(TypedDict, total=False):
         float | str,
         Argument(flag="--acceptance", group=ENGINE, metavar="X", help="share of drafted tokens that is accepted"),
     ]
+    calibration: Annotated[
+        str | os.PathLike[str] | None,
+        Argument(
+            flag="--calibration",
+            group=ENGINE,
+            metavar="FILE",
+            help="factors from results of the engine's benchmark (see: calibrate)",
+        ),
+    ]
     overrides: Annotated[
         Sequence[str], overrides_argument("model or chip", "chip.price_usd_per_hour=2.5", group="cluster")
     ]
@@ -204,10 +213,12 @@ def _resolve(model: Any, cluster: Any, fields: Mapping[str, Any], limits: Latenc
     architecture.require_positions(isl + osl)
     loaded = replace_chip(loaded, apply_overrides(loaded.chip, changes["chip"], "chip"))
     formats = _resolve_formats(architecture, fields)
+    engine, path = fields.get("engine", "vllm"), fields.get("calibration")
+    calibration = None if path is None else serve.load_serving_calibration(path, engine=engine, chip=loaded.chip.name)
     return search.ServingQuestion(
         architecture=architecture, cluster=loaded, isl=isl, osl=osl, cached_tokens=cached, rate_per_s=rate,
-        engine=fields.get("engine", "vllm"), release=fields.get("release"), formats=formats, batch_limits=batch_limits,
-        latency_limits=limits,
+        engine=engine, release=fields.get("release"), formats=formats, batch_limits=batch_limits, latency_limits=limits,
+        calibration=calibration,
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def serve_read(
     ('tp=4', 'fits', 256)
     """
     texts: Mapping[str, str] = {
-        **_launch_texts(launch),
+        **launch_texts(launch),
         **interop.read_serving_files([os.fspath(path) for path in files]),
     }
     texts = _with_environment(texts, environment)
@@ -90,7 +90,7 @@ def serve_read(
     return interop.price_serving(reading, loaded, _read_workload(load))
 
 
-def _launch_texts(launch: str | os.PathLike[str]) -> Mapping[str, str]:
+def launch_texts(launch: str | os.PathLike[str]) -> Mapping[str, str]:
     """Return the texts of a launch by name: of a file, of a folder's files, or of the command line that it is."""
     text = os.fspath(launch)
     is_path = len(text) < MAX_PATH_CHARACTERS and "\n" not in text and Path(text).exists()

@@ -10,6 +10,7 @@ from shardwise.model import Architecture
 from shardwise.serve import (
     BatchLimits,
     LatencyLimits,
+    ServingCalibration,
     ServingEstimate,
     ServingFormats,
     ServingLayout,
@@ -34,6 +35,7 @@ class ServingQuestion:
     batch_limits: BatchLimits
     latency_limits: LatencyLimits
     cached_tokens: int = 0
+    calibration: ServingCalibration | None = None
 
     def problem(self, *, concurrency: float | None = None, rate_per_s: float | None = None) -> ServingProblem:
         """Return the serving problem at a concurrency or at a rate."""
@@ -43,6 +45,7 @@ class ServingQuestion:
         return ServingProblem(
             architecture=self.architecture, cluster=self.cluster, workload=workload, engine=self.engine, release=self.release,
             formats=self.formats, batch_limits=self.batch_limits, latency_limits=self.latency_limits,
+            calibration=self.calibration,
         )  # fmt: skip
 
 
