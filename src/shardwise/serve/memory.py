@@ -10,6 +10,7 @@ import numpy as np
 from shardwise.model import Architecture
 from shardwise.serve.configuration_table import ConfigurationTable, Floats
 from shardwise.serve.engines import MemoryRule, ServingEngine
+from shardwise.serve.formats import WeightFormat
 from shardwise.serve.kernel_seconds import ServingRates
 from shardwise.serve.resting_elements import request_elements, weight_elements
 from shardwise.serve.serving_problem import BatchLimits, ServingProblem
@@ -25,8 +26,10 @@ CONTEXT_BYTES = 0.13 * GIB  # of what is not torch's, on one device; same source
 COMMUNICATOR_BYTES = 0.42 * GIB  # beside it with tp, same source
 # Captured graphs and workspaces of TensorRT-LLM and SGLang: assumed, since nothing published says.
 GRAPH_AND_WORKSPACE_BYTES = 3e9
-# Kernels of mxfp4 experts take multiples of this width: gpt-oss weighs 1.05 to 1.06 of what is stored in the same reports.
+# Kernels of mxfp4 experts take multiples of this width. In the same reports an expert of gpt-oss weighs 14.064 MB (the difference
+# of 120b and 20b over that of their experts): values padded to it, scales and biases not, make 14.066 MB.
 PADDED_WIDTHS: Mapping[str, int] = {"mxfp4": 256}
+BIAS_BYTES = 2.0  # biases of experts rest in 16 bits
 TOWER_ELEMENT_BYTES = 2.0  # towers of images and sound rest in 16 bits, whole on each device
 RULES: Mapping[str, str] = {
     "of total": "{fraction:g} of the device's memory, less weights, the largest pass and the context",
@@ -94,7 +97,7 @@ def size_parts(
     cached = rates.cache_bytes / table.pp
     return MemoryParts(
         capacity_bytes=problem.cluster.chip.capacity_bytes + zeros,
-        weight_bytes=weight_bytes(architecture, rates, table, problem.formats.expert_format.name),
+        weight_bytes=weight_bytes(architecture, rates, table, problem.formats.expert_format),
         activation_bytes=activation_bytes(architecture, engine, limits) + zeros, runtime_bytes=runtime,
         # Requests are at every stage of their output, so that half of it is in the cache on average, unless all is reserved.
         request_bytes=request_elements(
@@ -118,20 +121,34 @@ def cache_bytes(memory_rule: MemoryRule, fraction: float, parts: MemoryParts) ->
 
 
 def weight_bytes(
-    architecture: Architecture, rates: ServingRates, table: ConfigurationTable, expert_format: str
+    architecture: Architecture, rates: ServingRates, table: ConfigurationTable, expert_format: WeightFormat
 ) -> Floats:
     """Return the bytes of weights on a device: of its share of the layers, and of towers that only multimodal inputs need."""
     sizes = {
         group: elements * rates.groups[group].element_bytes
         for group, elements in weight_elements(architecture, table).items()
     }
-    block = PADDED_WIDTHS.get(expert_format)
-    if architecture.num_experts and block:
-        width = architecture.d_ff / table.expert_tp
-        sizes["experts"] = sizes["experts"] * (np.ceil(width / block) * block / width)
+    if architecture.num_experts:
+        sizes["experts"] = sizes["experts"] + _expert_overhead_bytes(architecture, table, expert_format)
     towers = TOWER_ELEMENT_BYTES * sum(part.num_params or 0 for part in architecture.omitted_parts)
     layers: Floats = sum(sizes.values(), start=np.zeros(len(table))) / table.pp
     return layers + towers
+
+
+def _expert_overhead_bytes(
+    architecture: Architecture, table: ConfigurationTable, expert_format: WeightFormat
+) -> Floats | float:
+    """Return the bytes of all layers' experts on a device beyond their elements in their format: padding, and biases."""
+    width = architecture.d_ff / table.expert_tp
+    num_experts = (architecture.num_experts + table.redundant_experts) / table.ep * architecture.num_layers
+    extra: Floats | float = 0.0
+    if "experts" in architecture.bias:  # of gate and up, and of down; all layers of such models have experts
+        biases = num_experts * (2 * width + architecture.d_model)
+        extra = biases * (BIAS_BYTES - expert_format.bytes_per_element)
+    if block := PADDED_WIDTHS.get(expert_format.name):
+        padding = np.ceil(width / block) * block / width - 1.0
+        extra = extra + num_experts * 3 * architecture.d_model * width * padding * expert_format.element_bytes
+    return extra
 
 
 def activation_bytes(architecture: Architecture, engine: ServingEngine, limits: BatchLimits) -> float:
