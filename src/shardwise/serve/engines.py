@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ class ServingEngine:
     title: str
     release: str | None
     memory_rule: MemoryRule
-    memory_fraction: float
+    memory_fractions: Mapping[str, float]
     max_num_seqs: int
     max_batched_tokens: int
     fuses_chunks: bool
@@ -54,6 +55,20 @@ class ServingEngine:
     def constants(self) -> ServingConstants:
         """Constants of the engine, of all its releases."""
         return load_constants(self.name)
+
+    @property
+    def memory_fraction(self) -> float:
+        """Default of the engine's share of memory at its release."""
+        return self.default_fraction(self.release or "")
+
+    def default_fraction(self, release: str) -> float:
+        """Return the default of the engine's share of memory at a release: that of the newest which is known, up to it.
+
+        >>> [get_serving_engine("vllm").default_fraction(release) for release in ("0.19.0", "0.32.0")]
+        [0.9, 0.92]
+        """
+        earlier = [known for known in self.memory_fractions if _version(known) <= _version(release)]
+        return self.memory_fractions[max(earlier or self.memory_fractions, key=_version)]
 
     def batch_limits(self, limits: BatchLimits) -> BatchLimits:
         """Return limits with the engine's defaults where none are set."""
@@ -109,6 +124,11 @@ class ServingEngine:
         return ReleaseFactor(engine=self.name, release=self.release or "")
 
 
+def _version(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release, for an order; what follows a number in letters is left out."""
+    return tuple(int(number) for number in re.findall(r"(?:^|\.)(\d+)", release)[:3])
+
+
 @cache
 def _engines_file() -> Mapping[str, Any]:
     return tomllib.loads(resources.files(__package__ or "").joinpath("engines.toml").read_text(encoding="utf-8"))
@@ -127,7 +147,7 @@ def serving_engines() -> Mapping[str, ServingEngine]:
 
 
 ENGINE_KEYS = (
-    "title", "release", "memory_rule", "memory_fraction", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
+    "title", "release", "memory_rule", "memory_fractions", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
     "reserves_output", "exchanges_within_copy", "source",
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from shardwise.interop.serving.serving_launch import ServingLaunch
 from shardwise.interop.text_formats.config_trees import flatten
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_problem, option_table
 from shardwise.model import Architecture
+from shardwise.serve import get_serving_engine
 from shardwise.values import InputError, did_you_mean, raise_problems
 
 MAX_COUNT = 10**9  # devices, tokens or requests: far above any launch
@@ -102,8 +103,12 @@ class Engine:
     field_options: Mapping[str, tuple[str, ...]]  # options that each field of a launch is read from
     environment: str = ""  # beginning of the names of its variables
     model_flags: tuple[str, ...] = ()  # options that name the checkpoint
-    memory_fraction: float | None = None  # the release's default; None: it follows from the model and the chip
     file_counts_first: bool = False  # a value of the file of options counts before the command line's
+
+    @property
+    def memory_fraction(self) -> float:
+        """The release's default of its share of memory."""
+        return get_serving_engine(self.name).default_fraction(self.version)
 
     @property
     def options(self) -> Mapping[str, FrameworkOption]:

@@ -171,5 +171,5 @@ ENGINE = Engine(
         ),
         "max_model_len": ("max_seq_len",),
     },
-    file_counts_first=True, memory_fraction=0.9, environment="TRTLLM_", model_flags=("model",),
+    file_counts_first=True, environment="TRTLLM_", model_flags=("model",),
 )  # fmt: skip

@@ -242,5 +242,5 @@ ENGINE = Engine(
         "batch_limits.mtp_tokens": ("speculative-config", "spec-method", "spec-model", "spec-tokens"),
         "max_model_len": ("max-model-len",),
     },
-    memory_fraction=0.92, environment="VLLM_", model_flags=("model",),
+    environment="VLLM_", model_flags=("model",),
 )  # fmt: skip
