@@ -32,6 +32,23 @@ def torchtitan_validation(step: int) -> str:
     )
 
 
+def transformers(seconds: float, steps: int, samples: int, loss: float = 5.555) -> list[str]:
+    """transformers 5.24.0: the last lines of Trainer, by trainer_utils.py, speed_metrics, and trainer_callback.py,
+    ProgressCallback.on_log (numbers are texts of four digits), behind a progress bar without a line break."""
+    rates = {
+        "train_runtime": seconds,
+        "train_samples_per_second": samples / seconds,
+        "train_steps_per_second": steps / seconds,
+    }
+    values = {name: f"{value:.4}" for name, value in {**rates, "train_loss": loss, "epoch": 0.125}.items()}
+    step = {"loss": "5.558", "grad_norm": "0.6103", "learning_rate": "6.25e-06", "epoch": "0.125"}
+    return [
+        f" 12%|#2        | 1/{steps} [00:00<00:03,  1.87it/s]\r{' ' * 45}\r{step}",
+        f"{' ' * 45}\r{values}",
+        f"100%|##########| {steps}/{steps} [00:02<00:00,  3.09it/s]",
+    ]
+
+
 def megatron(iteration: int, ms: float, loss: float = 8.0, batch: int = 128, throughput: bool = True) -> str:
     """Megatron-LM d98e8a64, megatron/training/training.py, training_log."""
     line = " [2026-05-04 09:10:12.123456]"

@@ -19,6 +19,7 @@ from measurement.logs_of import (
     nemo,
     torchtitan,
     torchtitan_validation,
+    transformers,
 )
 
 from shardwise.records.logs.frameworks import FORMATS
@@ -110,6 +111,17 @@ def test_automodel(tmp_path: Path) -> None:
     )
 
 
+def test_the_summary_of_transformers(tmp_path: Path) -> None:
+    """Numbers of a real run of 8 steps on two processes; releases before 5 printed them without quotes."""
+    lines = transformers(2.606, 8, 64)
+    for text in ("\n".join(lines), "\n".join(lines).replace("'2.606'", "2.606").replace("'3.07'", "3.07")):
+        found = read(tmp_path, text)
+        assert found.format.name == "transformers"
+        (step,) = found.steps
+        assert (step.step, step.step_time_s, step.loss) == (8, pytest.approx(2.606 / 8), 5.555)
+    assert read(tmp_path, *lines, "{'train_runtime': '2.6', 'train_steps_per_second': '0'}").torn == 1
+
+
 def test_maxtext(tmp_path: Path) -> None:
     memory = f"Total estimated memory size: {29.4:.1f} GB, estimated output size: {11.0:.1f} GB, "
     found = read(tmp_path, memory, maxtext(0, 9.0, 1, ramp=True), maxtext(3, 5.1234, 3198.125, 7.25))
@@ -154,7 +166,8 @@ def test_our_own_as_the_trainer_writes_it(tmp_path: Path) -> None:
 
 CUT = {
     "torchtitan": torchtitan(20, 6543), "megatron": megatron(20, 1780.5), "nanotron": nanotron(20, 1230, 850e3),
-    "maxtext": maxtext(20, 5.123, 3198.125), "shardwise": own_line(20, 0.512345), "nemo": nemo(20, 8.7684),
+    "maxtext": maxtext(20, 5.123, 3198.125), "transformers": transformers(2.606, 8, 64)[1],
+    "shardwise": own_line(20, 0.512345), "nemo": nemo(20, 8.7684),
     "automodel": automodel(20, 3276.75),
 }  # fmt: skip
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from train.copies import Trial
+from train.copies import CopiedAttempt
 from train.launching import Launched
 
-from shardwise.measure.batch_experiments import concurrent_runs
+from shardwise.measure.experiments import backends
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,7 @@ def _no_rank_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def copied_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a sweep begin as copies of a process that has PyTorch loaded."""
-    monkeypatch.setattr(concurrent_runs, "subprocess", SimpleNamespace(Popen=Trial, DEVNULL=subprocess.DEVNULL))
+def copied_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts of experiments, and what they run, begin as copies of a process that has PyTorch loaded."""
+    names = {"Popen": CopiedAttempt, "DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
+    monkeypatch.setattr(backends, "subprocess", SimpleNamespace(**names))

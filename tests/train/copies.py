@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +19,7 @@ from typing import Any
 
 from harness import server
 
+from shardwise.measure.experiments import job_process
 from shardwise.present import command_line
 from shardwise.run import launcher
 
@@ -65,16 +68,54 @@ class Piped(Copy):
             ours.close()
 
 
-class Trial(Copy):
-    """In place of `subprocess.Popen`: a run of `python -m shardwise WORDS` that a sweep starts, which writes to a file."""
+class CopiedAttempt(Copy):
+    """In place of `subprocess.Popen`: the process that runs an attempt of an experiment, whose command is a copy as well."""
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any, **_: Any) -> None:
-        super().__init__(_try, command[3:], dict(env), stdout.name)
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> None:
+        super().__init__(_attempt, command[-1], dict(env))
+
+    def wait(self, timeout: float | None = None) -> int:
+        return super().wait()
 
 
-def _try(words: Sequence[str], environment: Mapping[str, str], output: str) -> None:
-    with open(output, "ab") as file:
-        _begin(partial(command_line.main, words), words, environment, file, file)
+def _attempt(folder: str, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    job_process.subprocess = CopiedCommand  # type: ignore[attr-defined]
+    job_process.run_attempt(folder)
+
+
+class CopiedCommand:
+    """In place of the module `subprocess`: `python -m shardwise WORDS` begins as a copy of this process."""
+
+    DEVNULL = subprocess.DEVNULL
+    Popen: Any
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, stdout: Any, **_: Any) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            try:
+                with open(stdout.name, "ab") as file:
+                    _begin(partial(command_line.main, command[3:]), command[3:], env, file, file)
+            except SystemExit as error:
+                sys.stdout.flush()
+                os._exit(error.code if isinstance(error.code, int) else 1)
+            finally:
+                os._exit(1)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.01)
+
+
+CopiedCommand.Popen = CopiedCommand
 
 
 def _begin(

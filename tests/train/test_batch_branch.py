@@ -54,7 +54,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.usefixtures("copied_trials")
+@pytest.mark.usefixtures("copied_attempts")
 def test_the_branch_of_the_runs_own_batch_is_the_run_that_goes_on(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +100,7 @@ def _made_branches_are_read_again(out: Path, payload: object, capsys: pytest.Cap
     assert f"--tokens: {out} holds branches that were made; leave out" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("copied_trials")
+@pytest.mark.usefixtures("copied_attempts")
 def test_branches_take_the_same_samples(tmp_path: Path) -> None:
     """Without a learning rate worth the name the loss of a batch is the mean of those of the smaller batches in it."""
     run, out = trained(tmp_path, "--learning-rate", "1e-30"), tmp_path / "branches"
@@ -111,7 +111,7 @@ def test_branches_take_the_same_samples(tmp_path: Path) -> None:
     assert len(set(large)) > 10
 
 
-@pytest.mark.usefixtures("copied_trials")
+@pytest.mark.usefixtures("copied_attempts")
 def test_branches_are_stopped_and_go_on(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From an older checkpoint, whose learning rate is that of its step; more batches may be added to those that were made."""
     out = tmp_path / "branches"
@@ -141,7 +141,7 @@ def test_branches_are_stopped_and_go_on(run: Path, tmp_path: Path, capsys: pytes
     assert f"run: found {tmp_path / 'copy'}; the branch in" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("copied_trials")
+@pytest.mark.usefixtures("copied_attempts")
 def test_a_branch_that_fails_is_a_line_with_its_reason(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

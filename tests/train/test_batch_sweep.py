@@ -85,7 +85,7 @@ def test_what_has_run_is_not_run_again() -> None:
         again = list(DESIGN.next_trials(runs[:done]))
         keys = {(run.batch_tokens, run.learning_rate, run.seed) for run in runs[:done]}
         assert again
-        assert keys.isdisjoint(trial.key for trial in again)
+        assert keys.isdisjoint(tuple(trial.settings.values()) for trial in again)
     assert not list(DESIGN.next_trials(runs))
 
 
@@ -96,7 +96,7 @@ def flags(tmp_path: Path) -> list[str]:
             "--learning-rates", "1e-2", "--seeds", "1", "--warmup", "0", "--steps", "400"]  # fmt: skip
 
 
-@pytest.mark.usefixtures("copied_trials")
+@pytest.mark.usefixtures("copied_attempts")
 def test_a_sweep_runs_is_stopped_and_goes_on(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_sweep_runs_is_stopped_and_goes_on(
     assert "to_loss: found 2.5; the sweep in" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("copied_trials")
+@pytest.mark.usefixtures("copied_attempts")
 def test_a_run_that_fails_is_a_line_with_its_reason(flags: list[str], tmp_path: Path) -> None:
     spikes = ["recipe.norm_spike=stop", "recipe.spike_window=2", "recipe.spike_deviations=1e-9"]
     assert main([*flags, "--batches", "64", *(word for one in spikes for word in ("--set", one))]) == 0

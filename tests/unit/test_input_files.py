@@ -84,7 +84,6 @@ EXCEPTIONS = {
     ("verify/product_runs.py", "read_text"): WIRE,
     ("verify/xla_compile.py", "json.loads"): WIRE,
     ("verify/xla_worker.py", "json.load"): WIRE,
-    ("measure/batch_experiments/concurrent_runs.py", "read_text"): "output of a run that this process started",
     ("run/machine_resources.py", "read_text"): SYSTEM,
     ("interop/weights/megatron_rank_files.py", "torch.load"): VERIFIED,
     ("run/checkpoints/dcp_reader.py", "torch.load"): VERIFIED,

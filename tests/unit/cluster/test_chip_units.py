@@ -85,6 +85,27 @@ def test_lanes_and_memories_of_the_books() -> None:
     assert units_of("h100").total("tensor_memory_bytes") is None
 
 
+# FLOPs of a compute unit in a cycle: 16 bits, int8, fp32 outside matrix cores. Source: AMD's CDNA 2 whitepaper, table 1
+# (page 10), CDNA 3's (page 7), CDNA 4's (page 8).
+CDNA_CYCLES = {
+    "mi250x": (1024, 1024, 128), "mi300x": (2048, 4096, 256), "mi325x": (2048, 4096, 256), "mi355x": (4096, 8192, 256)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CDNA_CYCLES)
+def test_compute_units_of_amd_are_those_of_its_whitepapers(name: str) -> None:
+    units = units_of(name)
+    cycles = (units.flops_per_cycle["bf16"], units.flops_per_cycle["int8"], units.vector_flops_per_cycle)
+    assert cycles == CDNA_CYCLES[name]
+    assert units.matrix_units == 4  # of each compute unit since CDNA
+
+
+def test_caches_of_nvidia_are_in_kib() -> None:
+    """Their whitepapers' tables: 6,144 KB on V100, 40,960 KB on A100, as `cudaDeviceProp.l2CacheSize` has them in bytes."""
+    assert units_of("v100").l2_bytes == 6144 * 1024
+    assert units_of("a100-80gb").l2_bytes == 40960 * 1024
+
+
 def test_a_dollar_buys_an_hour_of_the_peak() -> None:
     chip = load_chip("tpu-v5e")
     assert flops_per_usd(chip)["bf16"] == pytest.approx(197e12 * 3600 / 1.2)

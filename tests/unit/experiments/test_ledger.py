@@ -115,7 +115,7 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(tmp_path: Path) ->
     with driver:
         assert driver.stdout.readline() == "entered\n"
         with (
-            pytest.raises(InputError, match=rf"is written by process {driver.pid} on .*choose another ledger"),
+            pytest.raises(InputError, match=rf"is written by process {driver.pid} on .*choose another"),
             Ledger(path),
         ):
             pass

@@ -16,16 +16,17 @@ from typing import Any
 
 from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, RUNS_FILE, BatchRun, SweptRuns, read_batch_runs
 from shardwise.batch_size.learning_rate import square_root_learning_rate
-from shardwise.measure.batch_experiments.concurrent_runs import (
+from shardwise.measure.batch_experiments.experiment_folder import (
     CHECKPOINT_EVERY,
     BatchSizes,
     ExperimentFolder,
     PathLike,
     ProcessBudget,
-    Runner,
     parse_batches,
     require_arguments,
 )
+from shardwise.measure.batch_experiments.trial_runs import run_trials
+from shardwise.measure.experiments.ledger_lines import Setting
 from shardwise.records.step_log import StepsToLoss, steps_to_loss
 from shardwise.run import check_run
 from shardwise.run.trainer.flags import build_parser, parse_settings, parse_whole_number
@@ -62,9 +63,9 @@ class SweepTrial:
         return f"batch-{self.batch_tokens}-rate-{self.learning_rate:.3g}-seed-{self.seed}"
 
     @property
-    def key(self) -> tuple[int, float, int]:
+    def settings(self) -> Mapping[str, Setting]:
         """Batch, learning rate and seed, which no other run of the sweep shares."""
-        return self.batch_tokens, self.learning_rate, self.seed
+        return {"batch_tokens": self.batch_tokens, "learning_rate": self.learning_rate, "seed": self.seed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,10 @@ class BatchSweep:
     def pending_trials(self) -> list[SweepTrial]:
         """Return the runs that may be made now."""
         return list(self.design.next_trials(self.runs()))
+
+    def trial_of(self, settings: Mapping[str, Any]) -> SweepTrial:
+        """Return the trial of some settings, with as many steps as any may make."""
+        return SweepTrial(**settings, most_steps=self.design.most_steps)
 
     def is_complete(self, trial: SweepTrial) -> bool:
         """Return True if a run has reached the loss or made all its steps."""
@@ -251,7 +256,7 @@ def run_batch_sweep(request: SweepRequest, report: Callable[[str], None]) -> Swe
     budget = ProcessBudget.of(request.processes, plan.layout.num_devices)
     sweep = _build_sweep(request, Path(request.out), design, target_loss)
     run_all(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
-    Runner(sweep, budget, report).run_all(_identity(request, sweep))
+    run_trials(sweep, budget, plan.layout.num_devices, _identity(request, sweep), report)
     return SweptRuns(folder=os.fspath(request.out), to_loss=str(request.to_loss), runs=sweep.runs())
 
 

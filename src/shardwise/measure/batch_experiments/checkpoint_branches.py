@@ -26,16 +26,17 @@ from shardwise.batch_size.branch_losses import (
     read_branches,
     window_loss,
 )
-from shardwise.measure.batch_experiments.concurrent_runs import (
+from shardwise.measure.batch_experiments.experiment_folder import (
     CHECKPOINT_EVERY,
     BatchSizes,
     ExperimentFolder,
     PathLike,
     ProcessBudget,
-    Runner,
     parse_batches,
     require_arguments,
 )
+from shardwise.measure.batch_experiments.trial_runs import run_trials
+from shardwise.measure.experiments.ledger_lines import Setting
 from shardwise.records import RunFolder
 from shardwise.records.run_folder import RunInputs
 from shardwise.run import TrainingRecipe, check_run
@@ -138,9 +139,9 @@ class BranchTrial:
         return f"batch-{self.batch_tokens}"
 
     @property
-    def key(self) -> int:
+    def settings(self) -> Mapping[str, Setting]:
         """Batch, which no other branch shares."""
-        return self.batch_tokens
+        return {"batch_tokens": self.batch_tokens}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,12 @@ class BranchExperiment:
     @property
     def trials(self) -> list[BranchTrial]:
         """Branches, the smallest batch first."""
-        return [BranchTrial(batch, -(-self.window_tokens // batch)) for batch in sorted(self.batches)]
+        return [self.trial_of({"batch_tokens": batch}) for batch in sorted(self.batches)]
+
+    def trial_of(self, settings: Mapping[str, Any]) -> BranchTrial:
+        """Return the branch of a batch."""
+        batch_tokens = int(settings["batch_tokens"])
+        return BranchTrial(batch_tokens, -(-self.window_tokens // batch_tokens))
 
     def branches(self) -> tuple[Branch, ...]:
         """Return the branches that have ended."""
@@ -258,7 +264,7 @@ def run_checkpoint_branches(
     experiment = _parse_branches(request, Path(request.out))
     budget = ProcessBudget.of(request.processes, experiment.start.plan.layout.num_devices)
     run_all(*(partial(_admit, experiment, trial) for trial in experiment.trials))
-    Runner(experiment, budget, report).run_all(_identity(experiment))
+    run_trials(experiment, budget, experiment.start.plan.layout.num_devices, _identity(experiment), report)
     return read_branch_outcome(experiment.folder.path, tolerance)
 
 

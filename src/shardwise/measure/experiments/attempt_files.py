@@ -37,6 +37,7 @@ class AttemptJob:
 
     `attempt` names it among all attempts. Without a sign of life for `hang_after_s` it is ended: output, or a change of a file of
     `heartbeats`, which are patterns below the attempt's folder. `grace_s` is the time between a request to end and the kill.
+    The command runs in `working_folder`, or else in the attempt's.
     """
 
     attempt: str
@@ -47,6 +48,7 @@ class AttemptJob:
     heartbeats: Sequence[str] = ()
     grace_s: float = 5.0
     num_nodes: int = 1
+    working_folder: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

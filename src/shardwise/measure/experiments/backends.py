@@ -81,6 +81,11 @@ class Backend(Protocol):
         """Free what the backend has for a job whose result was recorded."""
 
 
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def job_command(folder: Path) -> list[str]:
     """Return the command that runs an attempt on a node."""
     return [sys.executable, "-m", JOB_MODULE, str(folder.resolve())]
@@ -119,8 +124,7 @@ class LocalProcesses:
 
     def _devices(self, submission: Submission) -> Mapping[str, str]:
         if not self.num_gpus:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            threads = max(cores // self.capacity, 1)
+            threads = max(num_cores() // self.capacity, 1)
             return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": f"{threads}"}
         used = {gpu for gpus in self._gpus.values() for gpu in gpus}
         free = [gpu for gpu in range(self.num_gpus) if gpu not in used]

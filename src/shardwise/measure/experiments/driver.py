@@ -25,7 +25,7 @@ from shardwise.values.errors import OutputError
 from shardwise.values.input_texts import parse_digits
 
 RESULT_WAIT_S = 10.0  # for the result of a job that its scheduler calls ended: file systems of clusters show files late
-CANCEL_WAIT_S = 20.0  # for cancelled runs to write how they ended
+CANCEL_WAIT_S = 20.0  # beyond the time that cancelled runs have to end, for them to write how they did
 REFUSED = "refused"  # cause of a configuration that its target cannot run
 NEVER_STARTED = AttemptEnding("failed", "cancelled before its start", CANCELLED)
 GOES_ON = "the same command goes on from this ledger once it can be written"
@@ -42,6 +42,9 @@ class RunTarget(Protocol):
 
     def write_job(self, row: LedgerRow, attempt: str, folder: AttemptFolder) -> AttemptJob:
         """Write the files that an attempt needs, and return what it runs and its limits. Raises `InputError`."""
+
+    def is_complete(self, row: LedgerRow) -> bool:
+        """Return True for a run that has made all its steps, whatever its process ended with."""
 
     def read_measurement(self, row: LedgerRow, folder: AttemptFolder) -> RunMeasurement:
         """Return what a run measured. Raises `InputError` where its logs do not say."""
@@ -141,6 +144,8 @@ class ExperimentDriver:
         """Record how an attempt ended, with its measurement; and that it is repeated, where that may help."""
         folder = job.folder
         measurement = None
+        if ending.state != "done" and self.target.is_complete(row):
+            ending = AttemptEnding("done", f"with all its steps, though {ending.reason}")
         if ending.state == "done":
             try:
                 measurement = self.target.read_measurement(row, folder)
@@ -246,8 +251,9 @@ class ExperimentDriver:
 
     def _cancel(self) -> None:
         """Cancel what runs, and record it, so that it is run again by the next driver."""
-        self.backend.cancel(self._jobs(self._active_rows()))
-        deadline = time.monotonic() + CANCEL_WAIT_S
+        jobs = self._jobs(self._active_rows())
+        self.backend.cancel(jobs)
+        deadline = time.monotonic() + CANCEL_WAIT_S + max((job.folder.read_job().grace_s for job in jobs), default=0.0)
         while (rows := self._active_rows()) and time.monotonic() < deadline:
             for row, job, state in zip(rows, self._jobs(rows), self.backend.poll(self._jobs(rows)), strict=True):
                 ending = NEVER_STARTED if state == NOT_STARTED else self._ending(row, job.folder, state)

@@ -115,8 +115,8 @@ class _Watch:
         with self.attempt.output.open("ab") as output:
             # In a session of its own, which a Ctrl-C at the driver's terminal does not reach.
             return subprocess.Popen(
-                _local_command(self.job.command), env=environment, cwd=self.attempt.path, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, start_new_session=True, preexec_fn=end_with_parent,
+                _local_command(self.job.command), env=environment, cwd=self.job.working_folder or self.attempt.path,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def _wait(self, process: subprocess.Popen[bytes]) -> Ending:

@@ -134,6 +134,8 @@ def _read_raw_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
 class Ledger:
     """A ledger that this process writes, while it is entered. Another driver on the same file is refused.
 
+    `argument` is the flag that errors name.
+
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "ledger.jsonl")
     >>> configuration = Configuration(settings={"tp": 2})
@@ -143,8 +145,8 @@ class Ledger:
     ['predicted']
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], argument: str = "--ledger") -> None:
+        self.path, self._argument = Path(path), argument
         self._lock = FileLock(self.path.with_name(f"{self.path.name}.lock"), self._describe_driver)
         self._file = -1
         self._content = LedgerContent({}, [])
@@ -175,7 +177,7 @@ class Ledger:
                 os.ftruncate(self._file, self._content.num_bytes)
         except OSError as error:
             self._close()
-            raise InputError(f"--ledger: cannot write {self.path}: {describe_error(error)}") from None
+            raise InputError(f"{self._argument}: cannot write {self.path}: {describe_error(error)}") from None
         except BaseException:
             self._close()
             raise
@@ -223,7 +225,7 @@ class Ledger:
             who = f"process {driver['pid']} on {driver['host']}"
         except (ValueError, KeyError, TypeError):
             who = "another process"
-        return f"--ledger: {self.path} is written by {who}; wait for its end or stop it, or choose another ledger"
+        return f"{self._argument}: {self.path} is written by {who}; wait for its end or stop it, or choose another"
 
 
 def rows_in_state(rows: Iterable[LedgerRow], *states: State) -> list[LedgerRow]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shardwise.measure.experiments.backends import Backend, LocalProcesses
+from shardwise.measure.experiments.backends import Backend, LocalProcesses, num_cores
 from shardwise.measure.experiments.grid_file import read_duration
 from shardwise.measure.experiments.submission_files import FORM_SETTINGS, SLURM_HEAD_NODE, FilesBackend
 from shardwise.measure.experiments.submitit_backend import SECONDS_PER_MINUTE, SubmititBackend
@@ -71,11 +70,6 @@ def _submitit(cluster: str) -> Callable[[Settings, Path], Backend]:
 def read_time(settings: Settings) -> float | None:
     """Return the most seconds that a run may take; None where the settings do not say. Raises `InputError`."""
     return read_duration(settings[TIME], f"{argument_label('settings')} {TIME}") if TIME in settings else None
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_count(settings: Settings, name: str, default: int) -> int:

@@ -11,7 +11,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -94,6 +94,10 @@ class ExperimentTarget(ABC):
         """Patterns of files, besides the output, whose changes are signs of life."""
         return ()
 
+    def is_complete(self, row: LedgerRow) -> bool:
+        """Return False: the exit code decides."""
+        return False
+
     @abstractmethod
     def write_command(self, candidate: Candidate, folder: AttemptFolder) -> list[str]:
         """Write the files of a run, and return its command. Raises `InputError` for one that the program cannot run."""
@@ -161,11 +165,12 @@ class PlannedTarget(ExperimentTarget):
     """A program that runs a plan."""
 
     def plan_of(self, candidate: Candidate) -> tuple[Plan, Problem, Layout]:
-        """Return the plan of a candidate, its problem and its layout."""
+        """Return the plan of a candidate for the grid's number of steps, its problem and its layout."""
         assert candidate.problem is not None
         assert candidate.layout is not None
         problem = candidate.problem
-        plan = plan_layout(problem.architecture, problem.cluster, problem.job, candidate.layout, as_run=False)
+        job = replace(problem.job, tokens=float(self.grid.steps * problem.job.global_batch_tokens))
+        plan = plan_layout(problem.architecture, problem.cluster, job, candidate.layout, as_run=False)
         return plan, problem, candidate.layout
 
     def log_files(self, folder: AttemptFolder) -> list[Path]:
@@ -187,7 +192,7 @@ class PlannedTarget(ExperimentTarget):
         except (InputError, MissingValueError):  # a host, or a chip without a peak
             mfu = None
         return RunMeasurement(
-            step_time_s=measured.step_time_s, num_steps=len(measured.log.steps), mfu=mfu,
+            step_time_s=measured.step_time_s, num_steps=measured.log.steps[-1].step, mfu=mfu,
             tokens_per_s_per_device=measured.tokens_per_s_per_device, memory_bytes=measured.log.memory_bytes,
             loss=measured.log.steps[-1].loss,
         )  # fmt: skip

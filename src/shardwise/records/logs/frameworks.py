@@ -6,6 +6,7 @@
 - NeMo Automodel: the lines of its `training.jsonl`, and what it sends to W&B.
 - nanotron: fields of `tag: value` between bars, of three digits, with decimal prefixes.
 - MaxText: what it prints of each step; the tags of its `metrics_file`, of TensorBoard and of W&B.
+- transformers' Trainer, which scripts of Accelerate and DeepSpeed start: the dictionary that it prints at the end of a run.
 - Shardwise: `log.jsonl` in the folder of a run of `shardwise train`, and its TensorBoard.
 """
 
@@ -242,12 +243,32 @@ MAXTEXT = LogFormat(
     },
 )  # fmt: skip
 
+# A dictionary at the end of the run, whose numbers are texts from release 5 on: a mean over all steps, the first ones too.
+_TRANSFORMERS_FIELD = re.compile(r"'(train_\w{1,32})': '?([-\d.e+]{1,32})'?[,}]")
+
+
+def _parse_transformers_summary(text: str) -> LoggedStep | None:
+    fields = dict(_TRANSFORMERS_FIELD.findall(text))
+    seconds, steps_per_s = (parse_positive(fields.get(name)) for name in ("train_runtime", "train_steps_per_second"))
+    if seconds is None or steps_per_s is None:
+        return None
+    num_steps = max(
+        round(seconds * steps_per_s), 1
+    )  # the rate has three or four digits, so the time over steps is more exact
+    return LoggedStep(step=num_steps, step_time_s=seconds / num_steps, loss=parse_finite(fields.get("train_loss")))
+
+
+TRANSFORMERS = LogFormat(
+    name="transformers", title="transformers' Trainer",
+    source="transformers 5.24.0, trainer_utils.py, speed_metrics; trainer_callback.py, ProgressCallback",
+    markers=(b"'train_steps_per_second':",), step=_parse_transformers_summary,
+)  # fmt: skip
+
 # Memory is that of a GPU; a run on a CPU logs that of the whole process under another name.
 SHARDWISE = LogFormat(
     name="shardwise", title="shardwise train", source="shardwise, records/step_log.py",
     tags={**TORCHTITAN_TAGS, "num_tokens": Tag("batch_tokens")}, identifying_tag="num_tokens", untimed=INSPECTED,
 )  # fmt: skip
 
-FORMATS: Mapping[str, LogFormat] = {
-    log_format.name: log_format for log_format in (TORCHTITAN, MEGATRON, NEMO, AUTOMODEL, NANOTRON, MAXTEXT, SHARDWISE)
-}
+_FORMATS = (TORCHTITAN, MEGATRON, NEMO, AUTOMODEL, NANOTRON, MAXTEXT, TRANSFORMERS, SHARDWISE)
+FORMATS: Mapping[str, LogFormat] = {log_format.name: log_format for log_format in _FORMATS}
