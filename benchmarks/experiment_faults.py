@@ -1,10 +1,12 @@
 """Many tiny runs with injected faults, under a driver that is killed again and again: is the ledger right, and is nothing left?
 
     python benchmarks/experiment_faults.py --runs 500 --driver-kills 20
+    python benchmarks/experiment_faults.py --runs 60 --driver-kills 5 --train
 
-Each run is a shell command of some steps. Some are killed, hang, run out of memory, fill the disk, exceed their time limit, fail,
-leave a process that listens on a port and maps shared memory, or fail at their first attempt only. What is checked: the state of
-every configuration, the number of attempts, that no attempt ran twice, and that no process, port or file is left.
+Each run is a shell command of some steps or, with `--train`, a training run of three steps by `shardwise train`. Some are
+killed, hang, run out of memory, fill the disk, exceed their time limit, fail, leave a process that listens on a port and maps
+shared memory, or fail at their first attempt only. What is checked: the state of every configuration, the number of attempts,
+that no attempt ran twice, and that no process, port or file is left.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from shardwise.hardware import load_cluster
+from shardwise.layout import Layout
 from shardwise.measure.experiments.ledger import read_ledger
 from shardwise.measure.experiments.process_cleanup import ATTEMPT_VARIABLE, PROC
+from shardwise.model import Job, load_model
+from shardwise.search import dump_plan, plan_layout
 
 STEPS = 'for i in 1 2 3; do echo "step time: 0.01$i s"; sleep 0.05; done'
 LEFTOVER = (
@@ -41,13 +47,31 @@ FAULTS = {
     "leftover": (f"{STEPS}; setsid python3 -S -c '{LEFTOVER}' & while [ ! -s port ]; do sleep 0.05; done; {STEPS}", "done", 1),
     "transient": (f"if [ ! -e ../again ]; then touch ../again; kill -9 $$; fi; {STEPS}", "done", 2),
 }  # fmt: skip
+# The same with `shardwise train` in place of the steps: what is killed or stopped is a trainer, and memory runs out in torch.
+TRAIN = "{python} -m shardwise train {folder}/plan.json --data {folder}/data --out run --steps"
+TIMES = 's/.*"time_metrics.end_to_end(s)": \\([0-9.e-]*\\).*/step time: \\1 s/p'
+TRAINING_STEPS = f"{TRAIN} 3 || exit; sed -n '{TIMES}' run/log.jsonl"
+STARTED = f"{TRAIN} 1000000 & while [ ! -s run/log.jsonl ]; do sleep 0.1; done"
+TRAINING_FAULTS = {
+    "none": TRAINING_STEPS,
+    "kill": f"{STARTED}; kill -9 $$",
+    "hang": f"{STARTED}; pkill -STOP -P $!; kill -STOP $!; wait",
+    "out of memory": "{python} -c 'import torch; torch.empty(1 << 50)'",
+    "time limit": f"{STARTED}; while true; do echo still; sleep 1; done",
+    "error": f"{TRAIN} none; exit 3",
+    "leftover": FAULTS["leftover"][0].replace(STEPS, TRAINING_STEPS, 1).replace(STEPS, "true"),
+    "transient": f"if [ ! -e ../again ]; then touch ../again; kill -9 $$; fi; {TRAINING_STEPS}",
+}
+MODEL = Path(__file__).parents[1] / "examples" / "small-llama" / "config.json"
+HANG_AFTER_S, TIME_LIMIT_S = 3.0, 4.0  # of shell commands on an idle machine
+TRAINING_PATIENCE = 30.0  # times as long for a trainer, which imports torch first
 GRID = """
 target = "command"
 steps = 3
 retries = 1
 start = "1s"
-hang_after = "3s"
-time_limit = "4s"
+hang_after = "{hang_s}s"
+time_limit = "{limit_s}s"
 [command]
 line = 'echo "${VARIABLE}" >> {folder}/started; bash {folder}/faults/{{fault}}.sh'
 pattern = 'step time: (?P<step_time_s>[0-9.]+) s'
@@ -56,17 +80,42 @@ run = {numbers}
 """
 
 
-def write_grid(folder: Path, faults: list[str]) -> Path:
-    """Write a grid of one run for each fault of the list; its command looks up the fault by the run's number."""
+def write_plan(folder: Path) -> None:
+    """Write the plan and the data of the training runs."""
+    plan = plan_layout(
+        load_model(str(MODEL)),
+        load_cluster("local:1"),
+        Job(global_batch_tokens=64, seq_len=16, precision="fp32"),
+        Layout(),
+    )
+    dump_plan(plan, folder / "plan.json")
+    command = ["tokenize", "--python-library", "100kB", "--vocab-size", "300", "--out", str(folder / "data")]
+    subprocess.run([sys.executable, "-m", "shardwise", *command], check=True, stdout=subprocess.DEVNULL)
+
+
+def write_grid(folder: Path, faults: list[str], patience: float, is_training: bool) -> Path:
+    """Write a grid of one run for each fault of the list; its command looks up the fault by the run's number.
+
+    Limits are `patience` times those of an idle machine.
+    """
     (folder / "faults").mkdir()
+    trained = TRAINING_FAULTS if is_training else {}
     for name, (command, _, _) in FAULTS.items():
-        (folder / "faults" / f"{name.replace(' ', '-')}.sh").write_text(command + "\n", encoding="utf-8")
+        text = trained.get(name, command).replace("{python}", sys.executable).replace("{folder}", str(folder))
+        (folder / "faults" / f"{name.replace(' ', '-')}.sh").write_text(text + "\n", encoding="utf-8")
+    if is_training:
+        write_plan(folder)
     numbered = "\n".join(f"{number} {fault.replace(' ', '-')}" for number, fault in enumerate(faults))
     (folder / "faults" / "list").write_text(numbered + "\n", encoding="utf-8")
     text = GRID.replace("{numbers}", str(list(range(len(faults))))).replace("{folder}", str(folder))
-    text = text.replace("VARIABLE", ATTEMPT_VARIABLE).replace(
-        f"bash {folder}/faults/{{{{fault}}}}.sh",
-        f'bash {folder}/faults/$(grep -m1 "^{{run}} " {folder}/faults/list | cut -d" " -f2).sh',
+    text = (
+        text.replace("{hang_s}", f"{HANG_AFTER_S * patience:g}")
+        .replace("{limit_s}", f"{TIME_LIMIT_S * patience:g}")
+        .replace("VARIABLE", ATTEMPT_VARIABLE)
+        .replace(
+            f"bash {folder}/faults/{{{{fault}}}}.sh",
+            f'bash {folder}/faults/$(grep -m1 "^{{run}} " {folder}/faults/list | cut -d" " -f2).sh',
+        )
     )
     path = folder / "grid.toml"
     path.write_text(text, encoding="utf-8")
@@ -180,6 +229,10 @@ def main() -> int:
     parser.add_argument("--driver-kills", type=int, default=20)
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train", action="store_true", help="training runs in place of shell commands")
+    parser.add_argument(
+        "--patience", type=float, help="times the limits of an idle machine (default: 1; 30 with --train)"
+    )
     parser.add_argument("--folder", help="where the experiment is written (default: a new folder)")
     arguments = parser.parse_args()
     folder = Path(arguments.folder or tempfile.mkdtemp(prefix="faults-")).resolve()
@@ -187,7 +240,9 @@ def main() -> int:
     before = shared_memory()
     faults = choose_faults(arguments.runs, arguments.seed)
     started = time.monotonic()
-    num_killed = drive(folder, write_grid(folder, faults), arguments.devices, arguments.driver_kills, arguments.seed)
+    patience = arguments.patience or (TRAINING_PATIENCE if arguments.train else 1.0)
+    grid = write_grid(folder, faults, patience, arguments.train)
+    num_killed = drive(folder, grid, arguments.devices, arguments.driver_kills, arguments.seed)
     problems = problems_of(folder, faults)
     problems += [f"/dev/shm/{name} is left" for name in sorted(shared_memory() - before)]
     counts = ", ".join(f"{count} {name}" for name, count in Counter(faults).most_common())

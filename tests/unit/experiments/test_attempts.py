@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,21 @@ def test_states_follow_from_what_happened(
 
 
 def test_a_change_of_a_heartbeat_file_is_a_sign_of_life(tmp_path: Path) -> None:
-    line = "mkdir run; for i in 1 2 3 4 5 6 7 8; do echo $i >> run/log.jsonl; sleep 0.2; done"
-    assert run_to_end(tmp_path, line, hang_after_s=0.9, heartbeats=("run/*",))[1].state == "done"
+    """A file whose time of change lies in the future keeps a run alive that would count as hung without it."""
+    line = f"while [ ! -e {tmp_path}/looked ]; do sleep 0.05; done"
+    folder, job = write_attempt(tmp_path, line, hang_after_s=0.2, heartbeats=("run/*",))
+    heartbeat = folder.path / "run" / "log.jsonl"
+    heartbeat.parent.mkdir()
+    heartbeat.touch()
+    os.utime(heartbeat, (time.time() + 3600,) * 2)
+    watch = threading.Thread(target=run_attempt, args=(folder.path,))
+    watch.start()
+    time.sleep(1.5)  # longer than it may be silent: two looks at the heartbeats
+    (tmp_path / "looked").touch()
+    watch.join()
+    result = folder.read_result()
+    assert result is not None
+    assert (result.ending, processes_of(job.attempt)) == ("exit", {})
 
 
 def test_a_command_that_cannot_be_started_is_a_result(tmp_path: Path) -> None:
@@ -172,6 +186,26 @@ def test_a_process_is_found_again_by_another_driver_and_cancelled(tmp_path: Path
     second.cancel([submitted])
     wait_until(first, submitted, GONE)
     assert second.poll([submitted]) == [GONE]
+    result = folder.read_result()
+    assert result is not None
+    assert result.ending == "cancelled"
+
+
+def test_a_process_that_is_asked_to_end_as_it_makes_its_claim_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver finds the process by its claim: from then on it has to write a result."""
+    folder, _ = write_attempt(tmp_path, "sleep 60")
+    make_claim = AttemptFolder.make_claim
+
+    def claim_and_cancel(attempt: AttemptFolder) -> int:
+        claim = make_claim(attempt)
+        assert attempt.watcher == os.getpid()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return claim
+
+    monkeypatch.setattr(AttemptFolder, "make_claim", claim_and_cancel)
+    run_attempt(folder.path)
     result = folder.read_result()
     assert result is not None
     assert result.ending == "cancelled"

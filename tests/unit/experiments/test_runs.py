@@ -14,7 +14,8 @@ import pytest
 
 from shardwise.measure import ExperimentRequest, run_experiment
 from shardwise.measure.experiments.grid_file import read_grid
-from shardwise.measure.experiments.ledger import LedgerRow, read_ledger
+from shardwise.measure.experiments.ledger import Ledger, LedgerRow, read_ledger
+from shardwise.measure.experiments.ledger_lines import LedgerLine
 from shardwise.values import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -122,6 +123,40 @@ def test_a_configuration_that_its_target_refuses_is_skipped_with_the_reason(tmp_
     assert "found 'nothing'" in row.line.reason
 
 
+def test_the_ledger_of_another_experiment_is_refused(tmp_path: Path) -> None:
+    path = write_grid(tmp_path, 'echo "step time: 1 s"')
+    run(path)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    path.write_text(path.read_text(encoding="utf-8").replace("1 s", "2 s"), encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"ledger: .* has 1 configuration of .*grid\.toml, none of which is in .*grid\.toml"
+    ):
+        run(path)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_configuration_that_runs_may_not_leave_the_grid(tmp_path: Path) -> None:
+    """As after a driver that was killed: nothing else knows how its log is read."""
+    path = write_grid(tmp_path, 'echo "step time: {n} s"')
+    path.write_text(path.read_text(encoding="utf-8") + "[command.values]\nn = [1, 2]\n", encoding="utf-8")
+    run(path)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        first = next(iter(ledger.rows))
+        ledger.append(LedgerLine(fingerprint=first, state="running", attempt=2))
+    path.write_text(path.read_text(encoding="utf-8").replace("n = [1, 2]", "n = [2]"), encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"n=1 is under way and not in .*grid\.toml; the grid that it was started with"
+    ):
+        run(path)
+
+
+def test_a_ledger_is_a_file(tmp_path: Path) -> None:
+    path = write_grid(tmp_path, 'echo "step time: 1 s"')
+    for ledger in (".", tmp_path):
+        with pytest.raises(InputError, match=r"a folder; a file such as runs/ledger\.jsonl is required"):
+            run_experiment(ExperimentRequest(grid=path, ledger=ledger, settings={}))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -150,7 +185,18 @@ def test_runs_with_injected_faults_under_a_driver_that_is_killed_leave_a_right_l
 ) -> None:
     """The small form of `benchmarks/experiment_faults.py`."""
     script = ROOT / "benchmarks" / "experiment_faults.py"
-    options = ["--runs", "14", "--driver-kills", "3", "--devices", "4", "--folder", str(tmp_path / "faults")]
+    options = [
+        "--runs",
+        "14",
+        "--driver-kills",
+        "3",
+        "--devices",
+        "6",
+        "--patience",
+        "4",
+        "--folder",
+        str(tmp_path / "faults"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     checked = subprocess.run(
         [sys.executable, str(script), *options], capture_output=True, text=True, env=environment, timeout=300

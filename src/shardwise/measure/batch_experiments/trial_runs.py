@@ -158,7 +158,7 @@ class TrialRuns(Generic[T]):
             self._list_pending()
 
     def _is_recordable(self, row: LedgerRow | None, trial: T) -> bool:
-        """Return whether a run is complete that nobody has recorded: an earlier driver was killed in between."""
+        """Return whether a run is complete and has no line: an earlier driver was killed in between."""
         return (row is None or row.state not in ACTIVE) and self.experiment.is_complete(trial)
 
     def _list_pending(self) -> None:

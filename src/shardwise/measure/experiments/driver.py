@@ -256,7 +256,9 @@ class ExperimentDriver:
         deadline = time.monotonic() + CANCEL_WAIT_S + max((job.folder.read_job().grace_s for job in jobs), default=0.0)
         while (rows := self._active_rows()) and time.monotonic() < deadline:
             for row, job, state in zip(rows, self._jobs(rows), self.backend.poll(self._jobs(rows)), strict=True):
-                ending = NEVER_STARTED if state == NOT_STARTED else self._ending(row, job.folder, state)
+                # A process that was asked to end before it had made its claim has run nothing.
+                never_started = state == NOT_STARTED or (state == GONE and not job.folder.is_claimed)
+                ending = NEVER_STARTED if never_started else self._ending(row, job.folder, state)
                 if ending:
                     self._record_ending(row, job, ending)
             time.sleep(self.backend.tick_s)

@@ -43,16 +43,16 @@ WRITE_RETRIES, WRITE_RETRY_S = 60, 1.0  # of a result on a full disk, which the 
 def run_attempt(folder: str | os.PathLike[str]) -> None:
     """Run the command of an attempt on this node; do nothing where a process has begun to. However it ends, a result says so."""
     attempt = AttemptFolder.of_process(Path(folder))
-    job = attempt.read_job()
-    try:
-        claim = attempt.make_claim()
-    except FileExistsError:
-        return
-    try:
-        result = _Watch(attempt, job).run()
-        _write_result(attempt, result)
-    finally:
-        os.close(claim)
+    watch = _Watch(attempt, attempt.read_job())
+    with watch.signals():  # before the claim, by which a driver finds this process and may ask it to end
+        try:
+            claim = attempt.make_claim()
+        except FileExistsError:
+            return
+        try:
+            _write_result(attempt, watch.run())
+        finally:
+            os.close(claim)
 
 
 def _write_result(attempt: AttemptFolder, result: AttemptResult) -> None:
@@ -78,19 +78,18 @@ class _Watch:
     def run(self) -> AttemptResult:
         """Run the command to its end, and return how it ended."""
         oom_kills = count_oom_kills()
-        with self._signals():
-            try:
-                process = self._start()
-            except (OSError, ValueError) as error:
-                return AttemptResult(
-                    ending="not started", exit_code=127, seconds=self._elapsed_s, error=describe_error(error),
-                    clean_up=self._clean_up(0.0),
-                )  # fmt: skip
-            ending = self._wait(process)
-            clean_up = self._clean_up(self.job.grace_s if process.poll() is None else 0.0)
-            if process.poll() is None:  # without /proc
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        try:
+            process = self._start()
+        except (OSError, ValueError) as error:
+            return AttemptResult(
+                ending="not started", exit_code=127, seconds=self._elapsed_s, error=describe_error(error),
+                clean_up=self._clean_up(0.0),
+            )  # fmt: skip
+        ending = self._wait(process)
+        clean_up = self._clean_up(self.job.grace_s if process.poll() is None else 0.0)
+        if process.poll() is None:  # without /proc
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return AttemptResult(
             ending=ending, exit_code=process.returncode, seconds=self._elapsed_s, clean_up=clean_up,
@@ -168,7 +167,7 @@ class _Watch:
         )  # fmt: skip
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def signals(self) -> Iterator[None]:
         """Take SIGTERM, SIGINT and what submitit sends before a timeout as a request to cancel."""
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
         handlers: dict[int, Callable[..., object] | int | None] = {}

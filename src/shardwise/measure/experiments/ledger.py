@@ -116,10 +116,12 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerContent:
         try:
             content.add(load_line(parse_json_line(raw)))
         except ValueError as error:
-            raise InputError(
-                f"{os.fspath(path)}: line {number}: {describe_error(error)}; a line as a driver wrote it is required: restore "
-                "it, or take it out"
-            ) from None
+            fix = (
+                "a ledger that `shardwise experiments run` wrote is required"
+                if number == 1
+                else "a line as a driver wrote it is required: restore it, or take it out"
+            )
+            raise InputError(f"{os.fspath(path)}: line {number}: {describe_error(error)}; {fix}") from None
         content.num_bytes += len(raw)
     return content
 
@@ -177,7 +179,10 @@ class Ledger:
                 os.ftruncate(self._file, self._content.num_bytes)
         except OSError as error:
             self._close()
-            raise InputError(f"{self._argument}: cannot write {self.path}: {describe_error(error)}") from None
+            raise InputError(
+                f"{self._argument}: cannot write {self.path}: {describe_error(error)}; a file such as runs/ledger.jsonl, in a "
+                "folder that can be written, is required"
+            ) from None
         except BaseException:
             self._close()
             raise

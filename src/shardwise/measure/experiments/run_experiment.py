@@ -14,14 +14,14 @@ from shardwise.measure.experiments.driver import ExperimentDriver, RunChooser
 from shardwise.measure.experiments.expected_information import ExpectedInformation
 from shardwise.measure.experiments.grid_file import ExperimentGrid, read_grid
 from shardwise.measure.experiments.ledger import Ledger
-from shardwise.measure.experiments.ledger_lines import LedgerLine, SessionLine, utc_now
+from shardwise.measure.experiments.ledger_lines import ACTIVE, LedgerLine, SessionLine, utc_now
 from shardwise.measure.experiments.ledger_summary import ExperimentStatus, summarise_ledger
 from shardwise.measure.experiments.listed_order import ListedOrder
 from shardwise.measure.experiments.places import make_backend, read_time
 from shardwise.measure.experiments.run_targets import make_target
 from shardwise.run.faults.stop_request import StopRequest
 from shardwise.search.plan import software_versions
-from shardwise.values import Progress, ignore_progress
+from shardwise.values import InputError, Progress, argument_label, ignore_progress, pluralize
 
 PathLike = str | os.PathLike[str]
 
@@ -44,6 +44,11 @@ def run_experiment(
     `report` gets a line for each attempt that has ended. Raises `InputError` with everything that is wrong, also while another
     process writes the ledger, and `SystemExit` after a signal; the same call then goes on.
     """
+    if not Path(request.ledger).name or Path(request.ledger).is_dir():
+        raise InputError(
+            f"{argument_label('ledger')}: found {os.fspath(request.ledger)!r}, a folder; a file such as runs/ledger.jsonl is "
+            "required"
+        )
     grid = read_grid(request.grid)
     if (most_s := read_time(request.settings)) is not None:
         grid = replace(grid, time_limit_s=most_s)
@@ -53,6 +58,7 @@ def run_experiment(
     target = make_target(grid, candidates)
     experiment = describe_experiment(grid)
     with Ledger(request.ledger) as ledger, StopRequest() as stop:
+        require_same_experiment(ledger, grid, candidates)
         record_candidates(ledger, experiment, candidates)
         driver = ExperimentDriver(
             ledger=ledger, backend=backend, target=target, chooser=make_chooser(grid, candidates, experiment),
@@ -72,6 +78,27 @@ def describe_experiment(grid: ExperimentGrid) -> dict[str, Any]:
     """Return what the ledger says about an experiment: its target, steps and budget."""
     budget = {name: value for name, value in asdict(grid.budget).items() if value is not None}
     return {"grid": grid.path, "target": grid.target, "steps": grid.steps, "start_s": grid.start_s, "budget": budget}
+
+
+def require_same_experiment(ledger: Ledger, grid: ExperimentGrid, candidates: Mapping[str, Candidate]) -> None:
+    """Raise `InputError` for a ledger without any configuration of the grid, and for one that still runs another.
+
+    A grid may otherwise change between two drivers: what it no longer lists stays in the ledger.
+    """
+    rows, label = ledger.rows, argument_label("ledger")
+    if rows and rows.keys().isdisjoint(candidates):
+        written_for = ledger.sessions[-1].experiment.get("grid") if ledger.sessions else None
+        of_grid = f" of {written_for}" if written_for else ""
+        raise InputError(
+            f"{label}: {ledger.path} has {pluralize(len(rows), 'configuration')}{of_grid}, none of which is in {grid.path}; the "
+            "ledger of this grid, or a new file, is required"
+        )
+    strangers = [row for name, row in rows.items() if row.state in ACTIVE and name not in candidates]
+    if strangers:
+        raise InputError(
+            f"{label}: {ledger.path}: {strangers[0].configuration.label} is under way and not in {grid.path}; the grid that it "
+            "was started with is required until it has ended, or a new file"
+        )
 
 
 def record_candidates(ledger: Ledger, experiment: Mapping[str, Any], candidates: Mapping[str, Candidate]) -> None:

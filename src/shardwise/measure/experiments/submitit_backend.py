@@ -96,7 +96,8 @@ class SubmititBackend:
             try:
                 jobs = self._executor(shape).map_array(run_attempt, [str(s.folder.path.resolve()) for s in members])
             except Exception as error:  # of submitit, or of its calls of sbatch
-                raise InputError(f"{self.cluster}: {describe_error(error)}") from None
+                fix = "a machine that submits to SLURM, and settings that its sbatch takes, are required"
+                raise InputError(f"{self.cluster}: {describe_error(error)}; {fix}") from None
             for submission, job in zip(members, jobs, strict=True):
                 self._jobs[submission.attempt] = job
                 names[submission.attempt] = job.job_id
