@@ -21,6 +21,7 @@ from shardwise.serve.serving_constants import (
 from shardwise.serve.serving_layout import DEFAULTS, ServingLayout
 from shardwise.serve.serving_problem import BatchLimits
 from shardwise.values import did_you_mean, lookup, raise_problems
+from shardwise.values.input_texts import parse_integer
 
 MemoryRule = Literal["of total", "of free", "static"]
 
@@ -126,7 +127,7 @@ class ServingEngine:
 
 def _version(release: str) -> tuple[int, ...]:
     """Return the numbers of a release, for an order; what follows a number in letters is left out."""
-    return tuple(int(number) for number in re.findall(r"(?:^|\.)(\d+)", release)[:3])
+    return tuple(parse_integer(number) for number in re.findall(r"(?:^|\.)(\d+)", release)[:3])
 
 
 @cache
