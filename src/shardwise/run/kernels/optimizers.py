@@ -69,14 +69,15 @@ class BlockwiseMoment:
         numbers, _ = _number_tables(self.format, self.codes.device)
         return (numbers[self.codes.int()] * self._expand_scales(self.scales)).to(dtype)
 
-    def copy_(self, values: Tensor) -> BlockwiseMoment:
-        """Quantize other values [n] in place."""
+    def copy_(self, values: Tensor, allows: Tensor | None = None) -> BlockwiseMoment:
+        """Quantize other values [n] in place, if the scalar `allows` is true (None: it is)."""
         _, limits = _number_tables(self.format, self.codes.device)
         values = values.to(self.dtype)
         padded = F.pad(values, (0, -len(values) % self.block)).view(-1, self.block)
-        self.scales.copy_(padded.abs().amax(1))
-        scaled = values / self._expand_scales(self.scales.where(self.scales > 0, 1.0))
-        self.codes.copy_(torch.bucketize(scaled, limits, right=True, out_int32=True))
+        scales = padded.abs().amax(1)
+        scaled = values / self._expand_scales(scales.where(scales > 0, 1.0))
+        write_where(self.codes, torch.bucketize(scaled, limits, right=True, out_int32=True), allows)
+        write_where(self.scales, scales, allows)
         return self
 
     def _expand_scales(self, scales: Tensor) -> Tensor:
@@ -111,17 +112,23 @@ class ScaledTensor:
         """Return the values [n]."""
         return (self.elements.float() * self.scale).to(dtype)
 
-    def copy_(self, values: Tensor) -> ScaledTensor:
-        """Store other values [n], the largest as the format's largest number, non-finite ones as NaN."""
+    def copy_(self, values: Tensor, allows: Tensor | None = None) -> ScaledTensor:
+        """Store other values [n], the largest as the format's largest number, non-finite ones as NaN, if the scalar
+        `allows` is true (None: it is)."""
         values, largest = values.float(), torch.finfo(self.elements.dtype).max
         encode = torch.full_like(self.scale, largest) / values.abs().amax().clamp(min=LEAST_AMAX)
-        self.scale.copy_(1.0 / encode)
-        self.elements.copy_((values * encode).clamp(-largest, largest))
+        write_where(self.scale, 1.0 / encode, allows)
+        write_where(self.elements, (values * encode).clamp(-largest, largest), allows)
         return self
 
 
+def write_where(target: Tensor, values: Tensor, allows: Tensor | None) -> None:
+    """Copy values to a tensor if the scalar `allows`, which stays on the device, is true (None: it is)."""
+    target.copy_(values if allows is None else torch.where(allows, values, target.to(values.dtype)))
+
+
 MomentTensor = Tensor | BlockwiseMoment | ScaledTensor
-WeightState = dict[str, Any]  # the moments of a weight, and its number of steps
+WeightState = dict[str, Any]  # the moments of a weight, and its number of steps: on the device for a kernel, else a number
 GroupSettings = dict[str, Any]  # weights with the same settings, as in torch.optim
 # Elements that formulas take at once: on a CPU intermediate results stay in its cache, and a GPU is kept busy.
 BLOCK_ELEMENTS, GPU_BLOCK_ELEMENTS = 2**15, 2**24
@@ -131,12 +138,14 @@ class TorchOptimizer(ABC):
     """Groups of weights with their settings (`lr` among them) and the state of each weight, in the layout of
     torch.optim.Optimizer.
 
-    It is no subclass: to construct one loads torch._dynamo, a fifth of a rank's start-up time.
+    It is no subclass: to construct one loads torch._dynamo, a fifth of a rank's start-up time. A step changes nothing
+    where the scalar `allows` is false (None: it is true); the host does not read it.
     """
 
     def __init__(self, groups: Sequence[GroupSettings]) -> None:
         self.param_groups = list(groups)
         self.state: dict[Tensor, WeightState] = {}
+        self.allows: Tensor | None = None
 
     @abstractmethod
     def step(self) -> None:
@@ -157,18 +166,21 @@ class FusedAdamW(TorchOptimizer):
             weights = group["params"]
             states = [self.state[weight] for weight in weights]
             averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            is_left_out = None if self.allows is None else (~self.allows).float()
             torch._foreach_add_(steps, 1)
+            if is_left_out is not None:  # a list: with one tensor for all PyTorch reads it on a CPU
+                torch._foreach_sub_(steps, [is_left_out] * len(steps))
             torch._fused_adamw_(
                 weights, [weight.grad for weight in weights], averages, squares, [], steps, amsgrad=False, maximize=False,
-                grad_scale=None, found_inf=None, **settings,
+                grad_scale=None, found_inf=is_left_out, **settings,
             )  # fmt: skip
 
 
 class FormulaOptimizer(TorchOptimizer):
     """An optimizer that runs by its formulas, a block of elements at a time, in float32 or wider.
 
-    The `step` of a weight is on the CPU, for formulas take a number. `gradients` [n] replace those of weights, from
-    whose dtype they may differ.
+    The `step` of a weight is a number, as formulas take it; it counts steps that were not allowed too. `gradients` [n]
+    replace those of weights, from whose dtype they may differ.
     """
 
     def __init__(self, groups: Sequence[GroupSettings], optimizer: Optimizer) -> None:
@@ -184,7 +196,7 @@ class FormulaOptimizer(TorchOptimizer):
             for weight in group["params"]:
                 state = self.state[weight]
                 state["step"] += 1
-                formula_inputs = formula_values(fields, learning_rate=group["lr"], step=int(state["step"]))
+                formula_inputs = formula_values(fields, learning_rate=group["lr"], step=state["step"])
                 moments = {name: state[name] for name in self.optimizer.moments}
                 self._update(
                     formula_inputs, {MASTER: weight, GRADIENT: self.gradients.get(weight, weight.grad), **moments}
@@ -197,7 +209,11 @@ class FormulaOptimizer(TorchOptimizer):
         for block in _split_into_blocks(tensors, block_elements(weight)):
             widened = {name: part.to(dtype) for name, part in block.items()}
             for name, updated in self.optimizer.step(formula_inputs, widened).items():
-                block[name].copy_(updated)
+                part = block[name]
+                if isinstance(part, Tensor):
+                    write_where(part, updated, self.allows)
+                else:
+                    part.copy_(updated, self.allows)
 
 
 def _split_into_blocks(tensors: Mapping[str, MomentTensor], size: int) -> Iterator[Mapping[str, MomentTensor]]:
@@ -259,7 +275,7 @@ def build_torch_optimizer(
             groups.append({"params": list(group), "lr": 0.0, **settings})
     torch_optimizer: TorchOptimizer = FusedAdamW(groups) if is_fused else FormulaOptimizer(groups, optimizer)
     for weight in weights:
-        state: WeightState = {"step": torch.zeros((), dtype=torch.float32, device=weight.device if is_fused else "cpu")}
+        state: WeightState = {"step": torch.zeros((), dtype=torch.float32, device=weight.device) if is_fused else 0}
         for moment, update in optimizer.moments.items():
             scaled = dtypes is not None and dtypes.scaled
             state[moment] = _zero_moment(weight, update, moment_dtypes[moment], scaled=scaled)
@@ -276,8 +292,12 @@ def _zero_moment(weight: Tensor, update: StateUpdate, dtype: torch.dtype | None,
     return BlockwiseMoment.zeros(len(weight), update.format, weight.device)
 
 
-def step_optimizer(optimizer: TorchOptimizer, gradients: Mapping[nn.Parameter, Tensor]) -> None:
-    """Update weights [n] from their gradients, which are released afterwards."""
+def step_optimizer(
+    optimizer: TorchOptimizer, gradients: Mapping[nn.Parameter, Tensor], allows: Tensor | None = None
+) -> None:
+    """Update weights [n] from their gradients, which are released afterwards; nothing where `allows`, a scalar on their
+    device, is false (None: it is true)."""
+    optimizer.allows = allows
     if isinstance(optimizer, FormulaOptimizer):
         optimizer.gradients = dict(gradients)
         optimizer.step()

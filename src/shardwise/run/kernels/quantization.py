@@ -6,6 +6,7 @@ Letters: M and N rows of the two operands, K the summed dim, R and C blocks of r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -184,7 +185,7 @@ def _floor_log2(values: Tensor) -> Tensor:
 
 
 def _exponent(number: float) -> int:
-    return int(torch.frexp(torch.tensor(number, dtype=torch.float64)).exponent) - 1
+    return math.frexp(number)[1] - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

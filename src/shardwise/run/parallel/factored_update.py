@@ -17,7 +17,7 @@ from torch import Tensor
 from shardwise.model import GRADIENT, MASTER, Granularity, Optimizer, formula_values
 from shardwise.model.optimizer_program import WeightMatrix
 from shardwise.run.kernels.device_dispatch import at_least_fp32
-from shardwise.run.kernels.optimizers import block_elements
+from shardwise.run.kernels.optimizers import block_elements, write_where
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
 from shardwise.run.parallel.mesh_collectives import MeshCollectives, TrafficLabel
 from shardwise.step import CONTROL, GroupMember, UnitCollective
@@ -37,6 +37,7 @@ class FactoredWeight:
         self.fine = at_least_fp32(group.state.dtype)
         self.moments: dict[str, Tensor] = {}
         self.means: dict[str, Tensor] = {}  # padded; filled in a step
+        self.allows: Tensor | None = None  # whether this step changes anything, a scalar on the device; None: it does
         for name, update in optimizer.moments.items():
             dtype = group.formats.squares if update.is_second_moment else group.formats.moments
             size = 0 if self.interval is None else self.interval.size
@@ -77,7 +78,7 @@ class FactoredWeight:
         update = self.optimizer.updates[name]
         updated = update.formula(formula_inputs, *map(self.row_or_column, update.reads))
         if update.is_state:
-            self.extents.unpadded(update.granularity, self.moments[name]).copy_(updated)
+            write_where(self.extents.unpadded(update.granularity, self.moments[name]), updated, self.allows)
             return
         mean = self.means[f"{name}'"] = self.extents.zeros(update.granularity, self.group.state, self.fine)
         self._add(mean, updated, name)
@@ -106,9 +107,9 @@ class FactoredWeight:
             if self.optimizer.is_mean(name):
                 self._add(self.means[f"{name}'"], result, name, box)
             elif name == MASTER:
-                self.group.state[shard.rows][block].copy_(result.reshape(-1))
+                write_where(self.group.state[shard.rows][block], result.reshape(-1), self.allows)
             elif self.optimizer.updates[name].is_state:
-                self.moments[name][block].copy_(result.reshape(-1))
+                write_where(self.moments[name][block], result.reshape(-1), self.allows)
 
     def _blocks(self, interval: ParameterShard) -> Iterator[tuple[Box, slice]]:
         """Yield boxes of [stack, rows, columns] with their slices of this rank's elements, each one contiguous."""
@@ -203,12 +204,15 @@ class FactoredUpdate:
         self.traffic = [collective for collective in traffic if set(collective.tensors) <= set(self.weights)]
         self.num_rounds = max(len(weight.optimizer.rounds) for weight in self.weights.values())
 
-    def step(self, gradients: Mapping[FlatParameterGroup, Tensor], learning_rate: float) -> None:
-        """Update weights and moments from the gradients [shard] of each group."""
+    def step(
+        self, gradients: Mapping[FlatParameterGroup, Tensor], learning_rate: float, allows: Tensor | None = None
+    ) -> None:
+        """Update weights and moments from the gradients [shard] of each group, if the scalar `allows` is true."""
         self.steps += 1
         pending = list(self.traffic)
         for weight in self.weights.values():
             weight.means.clear()
+            weight.allows = allows
         for round in range(-self.num_rounds, 0):
             for weight in self.weights.values():
                 formula_inputs = formula_values(weight.fields, learning_rate=learning_rate, step=self.steps)

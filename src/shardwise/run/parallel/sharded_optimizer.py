@@ -27,6 +27,7 @@ from shardwise.run.kernels.optimizers import (
     MomentTensor,
     ScaledTensor,
     TorchOptimizer,
+    WeightState,
     build_torch_optimizer,
     step_optimizer,
 )
@@ -154,27 +155,27 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def step(
-        self, learning_rate: float, norm: Tensor, *, loss_scale: float = 1.0, is_update: bool = True
+        self, learning_rate: float, norm: Tensor, *, loss_scale: float = 1.0, allows: Tensor | None = None
     ) -> list[PendingWork]:
         """Update every group, and start to send the new weights to the other ranks.
 
-        Gradients are those of the loss times `loss_scale`, `norm` is that of the loss alone. Without `is_update`
-        weights stay.
+        Gradients are those of the loss times `loss_scale`, `norm` is that of the loss alone. Where the scalar `allows`
+        is false, weights, moments and gradients stay; it is on their device, and the host does not read it.
         """
-        scale = self._scale(norm, loss_scale)
+        scale = self._scale(norm, loss_scale, allows)
         pending: list[PendingWork] = []
-        for path, update in self.factored_updates.items() if is_update else ():
+        for path, update in self.factored_updates.items():
             unit_groups = [group for group in self.groups if group.group.path == path]
-            update.step({group: self._gradients(group, scale) for group in unit_groups}, learning_rate)
+            update.step({group: self._gradients(group, scale) for group in unit_groups}, learning_rate, allows)
         for group, elementwise_updates, matrix_update in zip(
             self.groups, self.by_element, self.matrix_updates, strict=True
         ):
-            if is_update and (elementwise_updates or matrix_update is not None):
+            if elementwise_updates or matrix_update is not None:
                 gradients = self._gradients(group, scale)
                 for elementwise in elementwise_updates:
-                    self._update(gradients, elementwise.slots, elementwise.optimizer, learning_rate)
+                    self._update(gradients, elementwise, learning_rate, allows)
                 if matrix_update is not None:
-                    matrix_update.step(gradients, learning_rate)
+                    matrix_update.step(gradients, learning_rate, allows)
             group.publish()
             if group.sync.step_gather:
                 part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
@@ -183,13 +184,16 @@ class ShardedOptimizer:
                 )
         return pending
 
-    def _scale(self, norm: Tensor, loss_scale: float) -> Tensor | float | None:
+    def _scale(self, norm: Tensor, loss_scale: float, allows: Tensor | None) -> Tensor | float | None:
         """Return the factor of the gradients; None: 1."""
-        limit, unscaled = self.recipe.clip_norm, None if loss_scale == 1.0 else 1.0 / loss_scale
+        limit = self.recipe.clip_norm
         if limit is None:
-            return unscaled
-        clipped = (limit / (norm + NORM_EPSILON)).clamp(max=1.0)
-        return clipped if unscaled is None else clipped * unscaled
+            scale: Tensor | float | None = None if loss_scale == 1.0 else 1.0 / loss_scale
+        else:
+            clipped = (limit / (norm + NORM_EPSILON)).clamp(max=1.0)
+            scale = clipped if loss_scale == 1.0 else clipped * (1.0 / loss_scale)
+        # Gradients of a step that is left out stay as they are, so that the tensor that spoils them can be named.
+        return scale if scale is None or allows is None else torch.where(allows, scale, 1.0)
 
     @staticmethod
     def _gradients(group: FlatParameterGroup, scale: Tensor | float | None) -> Tensor:
@@ -200,11 +204,12 @@ class ShardedOptimizer:
 
     @staticmethod
     def _update(
-        gradients: Tensor, slots: Sequence[OptimizerSlot], optimizer: TorchOptimizer, learning_rate: float
+        gradients: Tensor, elementwise: ElementwiseUpdate, learning_rate: float, allows: Tensor | None
     ) -> None:
-        for settings in optimizer.param_groups:
+        for settings in elementwise.optimizer.param_groups:
             settings["lr"] = learning_rate
-        step_optimizer(optimizer, {slot.weight: gradients[slot.interval.rows] for slot in slots})
+        parts = {slot.weight: gradients[slot.interval.rows] for slot in elementwise.slots}
+        step_optimizer(elementwise.optimizer, parts, allows)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
         """Yield the moments by name, with this rank's part of each parameter; codes and scales of quantized ones."""
@@ -218,18 +223,36 @@ class ShardedOptimizer:
             yield from matrix_update.checkpoint_tensors() if matrix_update is not None else ()
 
     def step_counts(self) -> Iterator[Tensor]:
-        """Yield the number of steps of each weight's moments."""
-        for elementwise in chain.from_iterable(self.by_element):
-            yield from (elementwise.optimizer.state[slot.weight]["step"] for slot in elementwise.slots)
+        """Yield the number of steps of each weight's moments, where it is on the device."""
+        for state in self._elementwise_states():
+            if isinstance(state["step"], Tensor):
+                yield state["step"]
 
     def set_steps(self, steps: int) -> None:
         """Set the number of steps of the moments."""
+        for state in self._elementwise_states():
+            if isinstance(state["step"], Tensor):
+                state["step"].fill_(float(steps))
+            else:
+                state["step"] = steps
+        for update in self._updates_of_matrices():
+            update.steps = steps
+
+    def undo_step_count(self) -> None:
+        """Take the last step, which was not allowed, off the counts on the host; those on the device have not counted it."""
+        for state in self._elementwise_states():
+            if not isinstance(state["step"], Tensor):
+                state["step"] -= 1
+        for update in self._updates_of_matrices():
+            update.steps -= 1
+
+    def _elementwise_states(self) -> Iterator[WeightState]:
         for elementwise in chain.from_iterable(self.by_element):
-            for slot in elementwise.slots:
-                elementwise.optimizer.state[slot.weight]["step"].fill_(float(steps))
-        for update in (*self.factored_updates.values(), *self.matrix_updates):
-            if update is not None:
-                update.steps = steps
+            yield from (elementwise.optimizer.state[slot.weight] for slot in elementwise.slots)
+
+    def _updates_of_matrices(self) -> Iterator[FactoredUpdate | WholeMatrixUpdate]:
+        yield from self.factored_updates.values()
+        yield from (update for update in self.matrix_updates if update is not None)
 
 
 def sum_of_squares(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shardwise.model import GRADIENT, MASTER, Granularity, Optimizer, formula_values
 from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.kernels.optimizers import write_where
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
 from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.step import GroupMember
@@ -45,6 +46,7 @@ class WholeMatrixUpdate:
             shard: {name: group.zeros(shard.size, dtype) for name, dtype in element_dtypes.items()} for shard in slots
         }
         self.steps = 0
+        self.allows: Tensor | None = None  # whether this step changes anything, a scalar on the device; None: it does
         # All ranks of the group gather every matrix, in one order, whichever of them they have a part of.
         self.members = [member for member in group.group.members if member.parameter.matrix]
         self.squares = {
@@ -52,9 +54,10 @@ class WholeMatrixUpdate:
             for member in self.members
         }
 
-    def step(self, gradients: Tensor, learning_rate: float) -> None:
-        """Update the weights and the moments from the gradients [shard]."""
+    def step(self, gradients: Tensor, learning_rate: float, allows: Tensor | None = None) -> None:
+        """Update the weights and the moments from the gradients [shard], if the scalar `allows` is true."""
         self.steps += 1
+        self.allows = allows
         formula_inputs = formula_values(self.fields, learning_rate=learning_rate, step=self.steps)
         direction = self.group.zeros(self.group.group.shard_size, self.group.formats.activations)
         for shard, moments in self.moments.items():
@@ -86,7 +89,7 @@ class WholeMatrixUpdate:
             if not update.takes_whole_matrix:
                 tensors[f"{name}'"] = update.formula(formula_inputs, *(tensors[read] for read in update.reads))
                 if name in stored:
-                    stored[name].copy_(tensors[f"{name}'"])
+                    write_where(stored[name], tensors[f"{name}'"], self.allows)
 
     def _gathered(self, direction: Tensor) -> Tensor:
         """Gather the parts [shard] of all ranks along ZeRO's axes into [padded]."""
@@ -129,7 +132,8 @@ class WholeMatrixUpdate:
             if update.takes_whole_matrix and (name in squares or has_shard):
                 tensors[f"{name}'"] = update.formula(formula_inputs, *(tensors[read] for read in update.reads))
             if name in squares:  # replaced at once, so that at most one exists twice; no formula reads the old one
-                tensors[f"{name}'"] = squares[name].copy_(tensors.pop(f"{name}'")).to(matrices.dtype)
+                write_where(squares[name], tensors.pop(f"{name}'"), self.allows)
+                tensors[f"{name}'"] = squares[name].to(matrices.dtype)
                 del tensors[name]
         direction_names = self.optimizer.direction_tensors - {self.read}
         return {name: tensors[name].reshape(matrices.shape) for name in tensors if name in direction_names}

@@ -77,13 +77,21 @@ class AnomalyDetector:
                 return StepAnomaly(step, name, self.actions[name], f"{label} of {value:.4g}; {limits}")
         return None
 
-    def _above(self, name: str, value: float) -> str:
+    def limits(self) -> tuple[float, float]:
+        """Return the largest loss and gradient norm of the next step that are no anomaly; infinite where any finite one is
+        allowed."""
+        loss, norm = (math.inf if self.actions[name] == "ignore" else self._limit(name) for name in self._values)
+        return loss, norm
+
+    def _limit(self, name: str) -> float:
         recent = self._values[name]
-        if len(recent) < self.least:
+        return math.inf if len(recent) < self.least else mean(recent) + self.deviations * stdev(recent)
+
+    def _above(self, name: str, value: float) -> str:
+        if value <= self._limit(name):
             return ""
+        recent = self._values[name]
         average, deviation = mean(recent), stdev(recent)
-        if value <= average + self.deviations * deviation:
-            return ""
         return (
             f"the mean of the {len(recent)} steps before is {average:.4g}, their standard deviation {deviation:.3g}, and "
             f"{self.deviations:g} of these are allowed"

@@ -17,7 +17,6 @@ from shardwise.records import RankTrace, StepInspection, StepRecord
 from shardwise.run.checkpoints.manifest import Json, TensorShard
 from shardwise.run.checkpoints.reader import BUFFER_PREFIX, NUM_LEFT_OUT
 from shardwise.run.data.batches import Batches
-from shardwise.run.faults.rank_status import mark_waiting
 from shardwise.run.parallel.flat_parameters import ParameterShard
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import NON_FINITE, TrainingRecipe
@@ -28,7 +27,7 @@ from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.noise_scale import noise_sample, targets_of_parts
 from shardwise.run.trainer.profiler import profiled_step
 from shardwise.run.trainer.step_inspector import StorageRecorder, inspect_step
-from shardwise.run.trainer.training_engine import StepResult, TrainingEngine
+from shardwise.run.trainer.training_engine import StepResult, TrainingEngine, UpdateLimits
 from shardwise.search import Plan
 
 LOSS_SCALE_KEY = "loss_scale"  # value in a checkpoint
@@ -69,7 +68,7 @@ class Trainer:
         self.step = self.num_left_out = 0
         self.detector = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
         self.anomaly: StepAnomaly | None = None
-        self.engine.update_check = self._is_update
+        self.engine.update_limits = lambda: UpdateLimits(*self.detector.limits())
 
     @property
     def layout(self) -> Layout:
@@ -88,8 +87,8 @@ class Trainer:
         result = engine.step(micro_batches, num_targets, num_micro_batches, step, rate)
         # The engine takes the micro-batches that it needs; only the end of the step lets the reader go on to the next one.
         assert next(micro_batches, None) is None, "the engine has run every micro-batch"
-        with mark_waiting("the kernels and collectives of the step"):
-            loss, norm = float(result.loss), float(result.norm)  # synchronizes: a GPU has finished the step
+        loss, norm = float(result.loss), float(result.norm)
+        self.anomaly = self._find_anomaly(result, loss, norm)
         seconds = clock.end()
         self.step += 1
         self.num_left_out += not result.is_update
@@ -118,15 +117,15 @@ class Trainer:
         sample = noise_sample(float(result.small_squares), norm, targets)
         return {} if sample is None else asdict(sample)
 
-    def _is_update(self, local_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
-        """Return whether a step, whose gradients are reduced, may update the weights; the same on all ranks. If not,
-        its origin is located while the gradients are still there."""
-        with mark_waiting("the kernels and collectives of the step"):
-            anomaly = self.detector.check(self.step + 1, float(loss), float(norm))
-        self.anomaly = agree_on_anomaly(anomaly, self.detector, self.step + 1, self.world)
-        if self.anomaly is not None and self.anomaly.policy == NON_FINITE:
-            self.anomaly = self.anomaly.at_location(first_non_finite(self.engine, float(local_loss), self.world))
-        return self.anomaly is None
+    def _find_anomaly(self, result: StepResult, loss: float, norm: float) -> StepAnomaly | None:
+        """Return the anomaly of a step that has run, the same on all ranks. Its gradients are still there, so that the
+        origin of what is not finite can be located; gradients that a scaled loss made overflow are none."""
+        step = self.step + 1
+        anomaly = self.detector.check(step, loss, 0.0 if result.skipped else norm)
+        agreed = agree_on_anomaly(anomaly, self.detector, step, self.world)
+        if agreed is None or agreed.policy != NON_FINITE:
+            return agreed
+        return agreed.at_location(first_non_finite(self.engine, float(result.local_loss), self.world))
 
     def resize(self, ramp: BatchRamp) -> None:
         """Take batches from a ramp from the next step on; what was read ahead is read again."""

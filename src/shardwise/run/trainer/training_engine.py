@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from shardwise.run.engine.micro_batch import MicroBatch, positions_read
 from shardwise.run.engine.model import ModelOptions
 from shardwise.run.engine.model_builder import UnitTensors, build_torch_model, initial_value
 from shardwise.run.engine.rank_coordinates import Rank
+from shardwise.run.faults.rank_status import mark_waiting
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.positions_and_masks import PositionRange
 from shardwise.run.mixed_precision import LossScaler, training_dtypes
@@ -31,21 +33,29 @@ from shardwise.step import PIPELINE, RankProgram, balance_biases
 from shardwise.values.estimate_term_names import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 
 __all__ = ["MicroBatch", "StepResult", "TrainingEngine"]
-# Returns whether to update the weights, from this process's part of the loss, the loss, and the norm of all reduced gradients.
-UpdateCheck = Callable[[Tensor, Tensor, Tensor], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLimits:
+    """Largest loss and norm of all gradients with which a step updates the weights; neither may be infinite or NaN."""
+
+    loss: float = math.inf
+    norm: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The loss of the global batch and the norm of its gradients before clipping; scalars on the device.
 
-    `mtp_losses`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled
-    loss were not finite. `is_update`: the weights were updated. `small_squares`: if the noise scale is measured, the
-    sum of the squared norms of the gradients of each replica's micro-batches, which add up to the gradient.
+    `local_loss` is this process's part of the loss. `mtp_losses`: the losses of multi-token prediction by module, with
+    their weight. `skipped`: the gradients of the scaled loss were not finite. `is_update`: the weights were updated.
+    `small_squares`: if the noise scale is measured, the sum of the squared norms of the gradients of each replica's
+    micro-batches, which add up to the gradient.
     """
 
     loss: Tensor
     norm: Tensor
+    local_loss: Tensor
     mtp_losses: tuple[Tensor, ...] = ()
     skipped: bool = False
     is_update: bool = True
@@ -91,7 +101,7 @@ class TrainingEngine:
             instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock, self.observer
         )
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, before clipping
-        self.update_check: UpdateCheck | None = None
+        self.update_limits: Callable[[], UpdateLimits] = UpdateLimits
 
     def _rank(self) -> Rank:
         """Return this process's rank on the mesh."""
@@ -155,7 +165,10 @@ class TrainingEngine:
         rate: float | None = None,
     ) -> StepResult:  # fmt: skip
         """Run one optimizer step, the `step`th from 0, over this process's micro-batches of a batch of `num_targets` in
-        all. `rate`: a learning rate other than the recipe's for the plan's batch."""
+        all. `rate`: a learning rate other than the recipe's for the plan's batch.
+
+        Whether the weights are updated (`update_limits`) is decided on the device. The host waits for it once, at the end.
+        """
         self.balancer.begin_step()
         self.scales.begin_step()
         self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
@@ -167,36 +180,42 @@ class TrainingEngine:
         self.scales.end_step()
         self.gradients_ended()
         norm, squares = self.updater.norm() / loss_scale, self.norms.end_step()
-        skipped = self._is_skipped(norm)
-        is_update = self._allows_update(losses, torch.zeros_like(norm) if skipped else norm) and not skipped
+        local_loss = losses[0].clone()
+        loss = self.summed(losses[0])
+        allows = self._allows_update(loss, norm)
         with self.clock("optimizer"):
             rate = self.recipe.learning_rate_at(step) if rate is None else rate
-            pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
+            pending = self.updater.step(rate, norm, loss_scale=loss_scale, allows=allows)
         for work in pending:
             work.wait()
-        num_summed = 0 if self.update_check is None else 1
-        loss, *mtp_losses = losses[:num_summed] + [self.summed(unsummed) for unsummed in losses[num_summed:]]
+        mtp_losses = tuple(self.summed(mtp_loss) for mtp_loss in losses[1:])
         small_squares = None if squares is None else squares / loss_scale**2
-        return StepResult(loss, norm, tuple(mtp_losses), skipped, is_update, small_squares)
+        is_update, skipped = self._read_outcome(allows, norm)
+        return StepResult(loss, norm, local_loss, mtp_losses, skipped, is_update, small_squares)
 
-    def _allows_update(self, losses: list[Tensor], norm: Tensor) -> bool:
-        """Return whether `update_check` allows the update; it gets the summed first loss."""
-        if self.update_check is None:
-            return True
-        local_loss = losses[0].clone()
-        return self.update_check(local_loss, self.summed(losses[0]), norm)
+    def _allows_update(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Return whether the weights may be updated, a scalar on the device; the same on all processes."""
+        limits = self.update_limits()
+        # in float64, in which the limits are computed
+        within = (loss.double() <= limits.loss) & (norm.double() <= limits.norm)
+        return within & loss.isfinite() & norm.isfinite()
+
+    def _read_outcome(self, allows: Tensor, norm: Tensor) -> tuple[bool, bool]:
+        """Return whether the weights were updated, and whether gradients of a scaled loss were not finite, which moves
+        the scale. The host waits for the step here."""
+        if allows.is_meta:
+            return True, False
+        with mark_waiting("the kernels and collectives of the step"):
+            is_update, is_finite = torch.stack((allows, norm.isfinite())).tolist()
+        if not is_update:
+            self.updater.undo_step_count()
+        if self.scaler is not None:
+            self.scaler.update(is_finite=is_finite)
+        return is_update, self.scaler is not None and not is_finite
 
     def summed(self, loss: Tensor) -> Tensor:
         """Sum a loss of this process's targets in place over all processes that have others, and return it."""
         return self.exchange.sum_and_wait(loss, self.instance.loss_axes)
-
-    def _is_skipped(self, norm: Tensor) -> bool:
-        """Return whether gradients of a scaled loss are not finite; all processes have the same norm."""
-        if self.scaler is None or norm.device.type == "meta":
-            return False
-        is_finite = bool(norm.isfinite())
-        self.scaler.update(is_finite=is_finite)
-        return not is_finite
 
     def _zero_losses(self) -> list[Tensor]:
         """Return the zero losses of a process without a head."""
