@@ -21,6 +21,7 @@ from shardwise.run.kernels.cross_entropy import cross_entropy as dispatched_cros
 from shardwise.run.kernels.elementwise import FUNCTIONS, gated_gradients
 from shardwise.run.kernels.experts import Routing, route_tokens
 from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
+from shardwise.run.kernels.norms import NORMS
 from shardwise.run.kernels.positions_and_masks import rotate as dispatched_rotate
 from shardwise.run.kernels.quantization import quantize_matrix
 from shardwise.run.triton_kernels import (
@@ -150,10 +151,15 @@ def test_rotation_is_a_product_of_complex_numbers(sequences: tuple[int, ...], he
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_layer", [False, True])
 @pytest.mark.parametrize("width", [3, 100, 128])
-def test_norms_with_the_residual_sum(width: int, is_layer: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.usefixtures("on_triton")
+def test_norms_with_the_residual_sum(in_place: bool, width: int, is_layer: bool, dtype: torch.dtype) -> None:
+    """As the engine calls them; the sum may overwrite a term of it, and its gradient that of the residual stream."""
     x, residual, dy, dtotal = (random(3, 5, width, seed=seed, dtype=dtype) for seed in range(4))
-    weight, epsilon = random(width, seed=4, dtype=dtype), 1e-5
-    total, out, mean, inverse = norms.norm_forward(x, residual, weight, epsilon, is_layer=is_layer)
+    weight, epsilon, norm = random(width, seed=4, dtype=dtype), 1e-5, NORMS["layer_norm" if is_layer else "rms_norm"]
+    terms, stream = (x.clone(), residual.clone()), dtotal.clone()
+    total, out, *saved = norm.forward_of_sum(*terms, weight, epsilon, terms[1] if in_place else None)
+    assert (total is terms[1]) == in_place
     assert_near(total, x.double() + residual.double(), ROUNDING[dtype])
     leaves = total.double().requires_grad_(), weight.double().requires_grad_()
     expected = (
@@ -163,13 +169,22 @@ def test_norms_with_the_residual_sum(width: int, is_layer: bool, dtype: torch.dt
     )
     dx, dweight = torch.autograd.grad(expected, leaves, dy.double())
     assert_near(out, expected.detach(), ROUNDING[dtype])
-    computed_dx, computed_dweight = norms.norm_backward(dy, total, weight, (mean, inverse), dtotal, needs_weight=True)
+    computed_dx, computed_dweight = norm.backward(
+        dy, total, *saved, weight, needs_weight=True, dtotal=stream, into=stream if in_place else None
+    )
+    assert (computed_dx is stream) == in_place
     assert_near(computed_dx, dx + dtotal.double(), ROUNDING[dtype])
     assert computed_dweight is not None
     assert_near(computed_dweight, dweight, ROUNDING[dtype])
-    alone, frozen = norms.norm_backward(dy, total, weight, (mean, inverse), None, needs_weight=False)
+    alone, frozen = norm.backward(dy, total, *saved, weight, needs_weight=False)
     assert frozen is None
     assert_near(alone, dx, ROUNDING[dtype])
+    normalised, *statistics = norm.forward(total, weight, epsilon)
+    assert_near(normalised, out, ROUNDING[dtype])
+    assert [tensor.shape for tensor in statistics] == [(15, 1)] * (1 + is_layer)
+    assert norm.forward(total[:0], weight, epsilon)[0].shape == (0, 5, width)
+    nothing, no_gradient = norm.backward(dy[:0], total[:0], *(row[:0] for row in saved), weight, needs_weight=True)
+    assert (nothing.numel(), no_gradient.tolist() if no_gradient is not None else None) == (0, [0.0] * width)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -291,8 +306,8 @@ def test_counted_traffic_is_the_closed_form() -> None:
                 total, _, mean, inverse = norms.norm_forward(x, residual, weight, 1e-5, is_layer=is_layer)
             assert counted == traffic.norm_forward_traffic(5, 100, 4, **kind)
             with counted_traffic() as counted:
-                norms.norm_backward(x, total, weight, (mean, inverse), residual, needs_weight=True)
-            assert counted == traffic.norm_backward_traffic(5, 100, 4, **kind, num_programs=2)
+                norms.norm_backward(x, total, weight, (mean, inverse), residual, is_layer=is_layer, needs_weight=True)
+            assert counted == traffic.norm_backward_traffic(5, 100, 4, **kind, num_programs=5)
     rows, dy, gates = random(11, 2500), random(4, 2500, seed=1), random(4, 3, seed=2)
     pairs = torch.randperm(12, generator=torch.Generator().manual_seed(0)).view(4, 3)  # one of twelve is dropped
     sizes = (4, 3, 1, 2500, 4)

@@ -1,19 +1,20 @@
 """Operations that run as one kernel: norms, the gradients of gated activations, and the loss.
 
-A norm takes the sums that it reads with it; the loss is one call where a rank has the whole vocabulary, and several
+A norm takes the sums that it reads with it, and the sum of two tensors whose norm it is, as in a residual stream; its
+gradient takes the sum with the stream's gradient. The loss is one call where a rank has the whole vocabulary, and several
 where it has a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shardwise.derive import ComputeStep
-from shardwise.model import Contract, Map, Operation, Program, Role
+from shardwise.derive import CollectiveStep, ComputeStep
+from shardwise.model import Accumulate, Contract, Map, Operation, Program, Role
 from shardwise.run.engine.calls import TRAINS, CallBuilder, KernelCall
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
 from shardwise.run.kernels.elementwise import gated_gradients
@@ -35,10 +36,8 @@ NORM_SUM_GRADIENTS = ("sum_to", "sum_square_dx")
 
 def fuse_norms(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:
     """Yield the norms of a phase whose sums no collective reduces."""
-    maps = [step.operation for step in steps if isinstance(step.operation, Map)]
-    for fused in (
-        _fuse_backward_norms(builder, maps) if phase == "backward" else _fuse_forward_norms(builder, phase, maps)
-    ):
+    fuse = _fuse_backward_norms if phase == "backward" else _fuse_forward_norms
+    for fused in fuse(builder, phase, steps):
         if builder.reduced_statistics.isdisjoint(_norm_statistics(fused)):
             yield fused
 
@@ -56,19 +55,61 @@ def _norm_reading(program: Program, sums: str) -> Map:
     return next(norm for norm in maps if norm.function in NORMS and sums in norm.inputs[1:-1])
 
 
-def _fuse_forward_norms(builder: CallBuilder, phase: str, maps: Sequence[Map]) -> Iterator[FusedCall]:
+def _fuse_forward_norms(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:
     """Yield each norm with the sums that it reads; a recompute phase may need only its result or only its sums."""
-    program = builder.unit.forward.program
+    program, maps = builder.unit.forward.program, _maps(steps)
     sums = {operation.outputs[0]: operation for operation in maps if operation.function in NORM_SUMS}
     norms = [operation for operation in maps if operation.function in NORMS]
     for norm in {id(norm): norm for norm in (*(_norm_reading(program, name) for name in sums), *norms)}.values():
         x, *statistics, weight = norm.inputs
         fused_sums, results = [name for name in statistics if name in sums], [*norm.outputs] if norm in norms else []
+        operations = (*(sums[name] for name in fused_sums), *([norm] if results else []))
         positions = [i for i, name in enumerate((*norm.outputs, *statistics)) if name in (*results, *fused_sums)]
-        call = KernelCall(
-            _norm_kernel(NORMS[norm.function], builder, positions), (x, weight), (*results, *fused_sums), phase
-        )
-        yield FusedCall(call, (*(sums[name] for name in fused_sums), *([norm] if results else [])))
+        total = _sum_before(builder, phase, steps, x, operations)
+        writes = (*results, *fused_sums)
+        if total is None:
+            kernel = _norm_kernel(NORMS[norm.function], builder, positions)
+            yield FusedCall(KernelCall(kernel, (x, weight), writes, phase), operations)
+        else:
+            kernels = [_sum_norm_kernel(NORMS[norm.function], builder, positions, i) for i in (None, 0, 1)]
+            call = KernelCall(
+                kernels[0], (*total.inputs, weight), (x, *writes), phase, over=dict(enumerate(kernels[1:]))
+            )
+            yield FusedCall(call, (total, *operations))
+
+
+def _maps(steps: Sequence[ComputeStep]) -> list[Map]:
+    return [step.operation for step in steps if isinstance(step.operation, Map)]
+
+
+def _sum_before(
+    builder: CallBuilder, phase: str, steps: Sequence[ComputeStep], x: str, norm: Sequence[Operation]
+) -> Map | None:
+    """Return the sum of two tensors that is x, where the operations of a norm follow it and nothing else takes x before
+    they have run; None: there is no such sum."""
+    total = next((step for step in steps if x in step.operation.outputs), None)
+    if total is None or not isinstance(total.operation, Map) or total.operation.function != "add":
+        return None
+    last, derived = norm[-1], builder.unit.phases()[phase]
+    if any(isinstance(step, CollectiveStep) and step.tensor.name == x for step in derived):
+        return None
+    computed = [step for step in derived if isinstance(step, ComputeStep)]
+    first_index, last_index = (
+        next(i for i, step in enumerate(computed) if step.operation is operation)
+        for operation in (total.operation, last)
+    )
+    between = [step.operation for step in computed[first_index + 1 : last_index]]
+    if any(x in operation.inputs and operation not in norm for operation in between):
+        return None
+    return total.operation if _adds_alike(builder, total, total.operation.inputs) else None
+
+
+def _adds_alike(builder: CallBuilder, step: ComputeStep, terms: Sequence[str]) -> bool:
+    """Return whether a step adds two tensors of tokens that have the dims and the sharding of the sum."""
+    specs = dict(zip(step.operation.inputs, step.placed.inputs, strict=False))
+    out = builder.rank.sharding(step.placed.outputs[0])
+    alike = all(builder.rank.sharding(specs[name]) == out for name in terms)
+    return len(terms) == 2 and alike and not builder.is_routed(*terms)
 
 
 def _norm_kernel(norm: NormKernels, builder: CallBuilder, positions: Sequence[int]) -> Any:
@@ -83,7 +124,23 @@ def _norm_kernel(norm: NormKernels, builder: CallBuilder, positions: Sequence[in
     return kernel
 
 
-def _fuse_backward_norms(builder: CallBuilder, maps: Sequence[Map]) -> Iterator[FusedCall]:
+def _sum_norm_kernel(norm: NormKernels, builder: CallBuilder, positions: Sequence[int], overwritten: int | None) -> Any:
+    """Return a kernel that computes a sum and its norm, and returns the sum and the norm's outputs at `positions`; the
+    sum is written over one of its terms, if any is `overwritten`."""
+    epsilon, offset = builder.numerics.norm_epsilon, builder.numerics.norm_offset
+
+    def kernel(*operands: Tensor) -> tuple[Tensor, ...]:
+        first, second, weight = operands
+        into = None if overwritten is None else operands[overwritten]
+        total, *tensors = norm.forward_of_sum(first, second, weight + offset if offset else weight, epsilon, into)
+        return total, *(tensors[i] for i in positions)
+
+    return kernel
+
+
+def _fuse_backward_norms(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:
+    """Yield each norm's gradients, with the sum of its input's gradient and one other term."""
+    maps = _maps(steps)
     for norm in maps:
         function = norm.function.removesuffix("_dx")
         if function not in NORMS or norm.function == function:
@@ -95,21 +152,49 @@ def _fuse_backward_norms(builder: CallBuilder, maps: Sequence[Map]) -> Iterator[
         sums = [m for m in maps if m.function in NORM_SUM_GRADIENTS and m.inputs[0] in intermediates]
         x = next(m.inputs[1] for m in norm_maps if m.function.endswith("_dsquares"))
         weight_gradients = [m.outputs[0] for m in norm_maps if m.function.endswith("_dweight")]
-        kernel = _norm_gradient_kernel(NORMS[function], builder, needs_weight=bool(weight_gradients))
-        call = KernelCall(kernel, (dy, x, *statistics, weight), (*norm.outputs, *weight_gradients), "backward")
-        yield FusedCall(call, (*norm_maps, *sums), frozenset(m.outputs[0] for m in sums))
+        kernel = partial(_norm_gradients, NORMS[function], builder.numerics.norm_offset, bool(weight_gradients))
+        reads, dropped = (dy, x, *statistics, weight), frozenset(m.outputs[0] for m in sums)
+        stream = _stream_gradient(builder, steps, norm.outputs[0], dropped)
+        if stream is None:
+            call = KernelCall(partial(kernel, None, False), reads, (*norm.outputs, *weight_gradients), phase)
+            yield FusedCall(call, (*norm_maps, *sums), dropped)
+        else:
+            term, total = stream
+            call = KernelCall(
+                partial(kernel, len(reads), False), (*reads, term), (*total.outputs, *weight_gradients), phase,
+                over={len(reads): partial(kernel, len(reads), True)},
+            )  # fmt: skip
+            yield FusedCall(call, (*norm_maps, *sums, total))
 
 
-def _norm_gradient_kernel(norm: NormKernels, builder: CallBuilder, *, needs_weight: bool) -> Any:
-    offset = builder.numerics.norm_offset
+def _stream_gradient(
+    builder: CallBuilder, steps: Sequence[ComputeStep], dx: str, dropped: Set[str]
+) -> tuple[str, Accumulate] | None:
+    """Return the only term of a sum of gradients beside a norm's dx and those `dropped` into it, and the sum; None: the sum
+    has more terms, or a collective moves dx before."""
+    collectives = (step for step in builder.unit.phases()["backward"] if isinstance(step, CollectiveStep))
+    if any(step.tensor.name == dx for step in collectives):
+        return None
+    for step in steps:
+        operation = step.operation
+        if isinstance(operation, Accumulate) and dx in operation.operands:
+            stream = [name for name in operation.operands if name != dx and name not in dropped]
+            is_only = len(stream) == 1 and dropped <= set(operation.operands)
+            return (stream[0], operation) if is_only and _adds_alike(builder, step, [dx, *stream]) else None
+    return None
 
-    def kernel(dy: Tensor, x: Tensor, *saved: Tensor) -> Any:
-        *statistics, weight = saved
-        scaled = weight + offset if offset else weight
-        gradients = norm.backward(dy, x, *statistics, scaled, needs_weight=needs_weight)
-        return gradients if needs_weight else gradients[0]
 
-    return kernel
+def _norm_gradients(
+    norm: NormKernels, offset: float, needs_weight: bool, term: int | None, overwrites: bool, *operands: Tensor
+) -> Any:
+    """Return the gradients of a norm; the operand at `term` is added to that of its input, which may overwrite it."""
+    dtotal, operands = (None, operands) if term is None else (operands[term], operands[:term])
+    dy, x, *statistics, weight = operands
+    gradients = norm.backward(
+        dy, x, *statistics, weight + offset if offset else weight, needs_weight=needs_weight, dtotal=dtotal,
+        into=dtotal if overwrites else None,
+    )  # fmt: skip
+    return gradients if needs_weight else gradients[0]
 
 
 def fuse_gated_gradients(builder: CallBuilder, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:

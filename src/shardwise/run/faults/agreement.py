@@ -60,6 +60,16 @@ def all_reduce_max(world: RankGroup, number: int, awaits: str) -> int:
         return int(largest)
 
 
+def all_are_true(world: RankGroup, flag: torch.Tensor, awaits: str) -> torch.Tensor:
+    """Return whether a scalar is true on every rank, a scalar on its device: a GPU's host does not wait for it."""
+    if world.size == 1:
+        return flag
+    num_false = (~flag).to(torch.int64).reshape(1)
+    with wait_for_ranks(awaits):
+        world.transport.world.all_reduce(num_false, "max").wait()
+    return num_false[0] == 0
+
+
 def all_gather_texts(world: RankGroup, text: str) -> list[str]:
     """Return the text of each rank."""
     content = text.encode()

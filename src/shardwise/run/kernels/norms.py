@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwise.run.kernels import device_dispatch
-from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.kernels.device_dispatch import at_least_fp32, has_triton
 from shardwise.run.kernels.elementwise import ElementwiseFunction
 
 aten = torch.ops.aten
@@ -28,11 +28,67 @@ class NormKernels:
     """Kernels of a norm.
 
     `forward(x, weight, epsilon)` returns y and what is saved; `backward(dy, x, *saved, weight, needs_weight)` returns
-    dx and, if needed, dweight. The last dims of x are those of the weight.
+    dx and, if needed, dweight. The last dims of x are those of the weight. On a GPU with Triton both, and those with
+    the residual sum, are one pass each.
     """
 
-    forward: Callable[..., tuple[Tensor, ...]]
-    backward: Callable[..., tuple[Tensor, Tensor | None]]
+    is_layer: bool
+    reference_forward: Callable[..., tuple[Tensor, ...]]
+    reference_backward: Callable[..., tuple[Tensor, Tensor | None]]
+
+    def forward(self, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+        """Return the norm of x, and the statistics of each row."""
+        if not runs_on_triton(weight, x):
+            return self.reference_forward(x, weight, epsilon)
+        from shardwise.run.triton_kernels.norms import norm_forward
+
+        return self._saved(*norm_forward(x, None, weight, epsilon, is_layer=self.is_layer))[1:]
+
+    def forward_of_sum(
+        self, first: Tensor, second: Tensor, weight: Tensor, epsilon: float, into: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return first + second, its norm, and the statistics of each row; the sum is written to `into`, if any, which
+        may be an operand."""
+        if not runs_on_triton(weight, first, second):
+            total = torch.add(first, second, out=into)
+            return total, *self.forward(total, weight, epsilon)
+        from shardwise.run.triton_kernels.norms import norm_forward
+
+        return self._saved(*norm_forward(first, second, weight, epsilon, is_layer=self.is_layer, into=into))
+
+    def _saved(self, total: Tensor, y: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, ...]:
+        return (total, y, mean, inverse) if self.is_layer else (total, y, inverse)
+
+    def backward(
+        self, dy: Tensor, x: Tensor, *saved: Tensor, needs_weight: bool, dtotal: Tensor | None = None,
+        into: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Return dx and dweight from the statistics and the weight that forward passes read or returned (`saved`).
+
+        Where x is a sum that goes on as the residual stream, `dtotal` is the gradient of the stream, which is added to
+        dx; the result is written to `into`, if any, which may be `dtotal`.
+        """
+        *statistics, weight = saved
+        if not runs_on_triton(weight, x, *(() if dtotal is None else (dtotal,))):
+            dx, dweight = self.reference_backward(dy, x, *saved, needs_weight=needs_weight)
+            if dtotal is None:
+                return dx, dweight
+            return (dx.add_(dtotal) if into is None else torch.add(dtotal, dx, out=into)), dweight
+        from shardwise.run.triton_kernels.norms import norm_backward
+
+        return norm_backward(
+            dy.contiguous(), x, weight, (statistics[0], statistics[-1]), dtotal, is_layer=self.is_layer,
+            needs_weight=needs_weight, into=into,
+        )  # fmt: skip
+
+
+def runs_on_triton(weight: Tensor, *operands: Tensor) -> bool:
+    """Return whether Triton's kernels take a norm: one program has a whole row in registers."""
+    if not has_triton(*operands, weight):
+        return False
+    from shardwise.run.triton_kernels.norms import MAX_WIDTH
+
+    return weight.numel() <= MAX_WIDTH
 
 
 def rms_forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -87,8 +143,8 @@ def layer_backward(
 
 # By the norm's function in the program; a kernel saves as many numbers of each row as the function has sums, in that order.
 NORMS: Mapping[str, NormKernels] = {
-    "rms_norm": NormKernels(rms_forward, rms_backward),
-    "layer_norm": NormKernels(layer_forward, layer_backward),
+    "rms_norm": NormKernels(False, rms_forward, rms_backward),
+    "layer_norm": NormKernels(True, layer_forward, layer_backward),
 }
 
 

@@ -128,7 +128,9 @@ def write_where(target: Tensor, values: Tensor, allows: Tensor | None) -> None:
 
 
 MomentTensor = Tensor | BlockwiseMoment | ScaledTensor
-WeightState = dict[str, Any]  # the moments of a weight, and its number of steps: on the device for a kernel, else a number
+WeightState = dict[
+    str, Any
+]  # the moments of a weight, and its number of steps: on the device for a kernel, else a number
 GroupSettings = dict[str, Any]  # weights with the same settings, as in torch.optim
 # Elements that formulas take at once: on a CPU intermediate results stay in its cache, and a GPU is kept busy.
 BLOCK_ELEMENTS, GPU_BLOCK_ELEMENTS = 2**15, 2**24

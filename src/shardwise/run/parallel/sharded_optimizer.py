@@ -203,9 +203,7 @@ class ShardedOptimizer:
         return gradients if scale is None else gradients.mul_(scale)
 
     @staticmethod
-    def _update(
-        gradients: Tensor, elementwise: ElementwiseUpdate, learning_rate: float, allows: Tensor | None
-    ) -> None:
+    def _update(gradients: Tensor, elementwise: ElementwiseUpdate, learning_rate: float, allows: Tensor | None) -> None:
         for settings in elementwise.optimizer.param_groups:
             settings["lr"] = learning_rate
         parts = {slot.weight: gradients[slot.interval.rows] for slot in elementwise.slots}

@@ -33,18 +33,14 @@ def agree_on_anomaly(
     anomaly: StepAnomaly | None, detector: AnomalyDetector, step: int, world: World
 ) -> StepAnomaly | None:
     """Return the gravest of the anomalies that the ranks found in a step, the same on all ranks. Ranks that compute the
-    same may still find different anomalies, when the memory of one of them is damaged. Where one found none, it has
-    updated its weights, and the run has to stop."""
+    same may still find different anomalies, when the memory of one of them is damaged."""
     severity = 0 if anomaly is None else len(POLICIES) - POLICIES.index(anomaly.policy)
     gravest = all_reduce_max(world, severity, "what is wrong")
     if not gravest:
         return None
     policy = POLICIES[len(POLICIES) - gravest]
     texts = all_gather_texts(world, anomaly.text if anomaly is not None and anomaly.policy == policy else "")
-    text = next(filter(None, texts))
-    if all_reduce_max(world, int(anomaly is None), "who updated its weights"):
-        return StepAnomaly(step, policy, "stop", f"{text}; not on every rank")
-    return StepAnomaly(step, policy, detector.actions[policy], text)
+    return StepAnomaly(step, policy, detector.actions[policy], next(filter(None, texts)))
 
 
 def first_non_finite(engine: TrainingEngine, local_loss: float, world: World) -> str:

@@ -17,6 +17,7 @@ from shardwise.records import RankTrace, StepInspection, StepRecord
 from shardwise.run.checkpoints.manifest import Json, TensorShard
 from shardwise.run.checkpoints.reader import BUFFER_PREFIX, NUM_LEFT_OUT
 from shardwise.run.data.batches import Batches
+from shardwise.run.faults.agreement import all_are_true
 from shardwise.run.parallel.flat_parameters import ParameterShard
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import NON_FINITE, TrainingRecipe
@@ -27,7 +28,7 @@ from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.noise_scale import noise_sample, targets_of_parts
 from shardwise.run.trainer.profiler import profiled_step
 from shardwise.run.trainer.step_inspector import StorageRecorder, inspect_step
-from shardwise.run.trainer.training_engine import StepResult, TrainingEngine, UpdateLimits
+from shardwise.run.trainer.training_engine import StepResult, TrainingEngine, are_finite
 from shardwise.search import Plan
 
 LOSS_SCALE_KEY = "loss_scale"  # value in a checkpoint
@@ -68,7 +69,7 @@ class Trainer:
         self.step = self.num_left_out = 0
         self.detector = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
         self.anomaly: StepAnomaly | None = None
-        self.engine.update_limits = lambda: UpdateLimits(*self.detector.limits())
+        self.engine.update_check = self._allows_update
 
     @property
     def layout(self) -> Layout:
@@ -117,9 +118,18 @@ class Trainer:
         sample = noise_sample(float(result.small_squares), norm, targets)
         return {} if sample is None else asdict(sample)
 
+    def _allows_update(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Return whether a step without anomaly on any rank may update the weights, a scalar on the device."""
+        max_loss, max_norm = self.detector.limits()
+        # in float64, in which the limits are computed
+        allows = are_finite(loss, norm) & (loss.double() <= max_loss) & (norm.double() <= max_norm)
+        return all_are_true(self.world, allows, "whether the step is as those before")
+
     def _find_anomaly(self, result: StepResult, loss: float, norm: float) -> StepAnomaly | None:
         """Return the anomaly of a step that has run, the same on all ranks. Its gradients are still there, so that the
         origin of what is not finite can be located; gradients that a scaled loss made overflow are none."""
+        if result.is_update:
+            return None
         step = self.step + 1
         anomaly = self.detector.check(step, loss, 0.0 if result.skipped else norm)
         agreed = agree_on_anomaly(anomaly, self.detector, step, self.world)

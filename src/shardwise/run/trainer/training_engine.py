@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -34,13 +33,9 @@ from shardwise.values.estimate_term_names import GATHERED, GRADIENTS, MASTER, OP
 
 __all__ = ["MicroBatch", "StepResult", "TrainingEngine"]
 
-
-@dataclass(frozen=True, slots=True)
-class UpdateLimits:
-    """Largest loss and norm of all gradients with which a step updates the weights; neither may be infinite or NaN."""
-
-    loss: float = math.inf
-    norm: float = math.inf
+# Returns whether to update the weights from the loss and the norm of all reduced gradients: a scalar on their device, the same
+# on all processes. The host does not read it before the end of the step.
+UpdateCheck = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +55,11 @@ class StepResult:
     skipped: bool = False
     is_update: bool = True
     small_squares: Tensor | None = None
+
+
+def are_finite(loss: Tensor, norm: Tensor) -> Tensor:
+    """Return whether both are finite, a scalar on their device."""
+    return loss.isfinite() & norm.isfinite()
 
 
 class TrainingEngine:
@@ -101,7 +101,7 @@ class TrainingEngine:
             instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock, self.observer
         )
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, before clipping
-        self.update_limits: Callable[[], UpdateLimits] = UpdateLimits
+        self.update_check: UpdateCheck = are_finite
 
     def _rank(self) -> Rank:
         """Return this process's rank on the mesh."""
@@ -167,7 +167,7 @@ class TrainingEngine:
         """Run one optimizer step, the `step`th from 0, over this process's micro-batches of a batch of `num_targets` in
         all. `rate`: a learning rate other than the recipe's for the plan's batch.
 
-        Whether the weights are updated (`update_limits`) is decided on the device. The host waits for it once, at the end.
+        Whether the weights are updated (`update_check`) is decided on the device. The host waits for it once, at the end.
         """
         self.balancer.begin_step()
         self.scales.begin_step()
@@ -182,7 +182,7 @@ class TrainingEngine:
         norm, squares = self.updater.norm() / loss_scale, self.norms.end_step()
         local_loss = losses[0].clone()
         loss = self.summed(losses[0])
-        allows = self._allows_update(loss, norm)
+        allows = self.update_check(loss, norm)
         with self.clock("optimizer"):
             rate = self.recipe.learning_rate_at(step) if rate is None else rate
             pending = self.updater.step(rate, norm, loss_scale=loss_scale, allows=allows)
@@ -192,13 +192,6 @@ class TrainingEngine:
         small_squares = None if squares is None else squares / loss_scale**2
         is_update, skipped = self._read_outcome(allows, norm)
         return StepResult(loss, norm, local_loss, mtp_losses, skipped, is_update, small_squares)
-
-    def _allows_update(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Return whether the weights may be updated, a scalar on the device; the same on all processes."""
-        limits = self.update_limits()
-        # in float64, in which the limits are computed
-        within = (loss.double() <= limits.loss) & (norm.double() <= limits.norm)
-        return within & loss.isfinite() & norm.isfinite()
 
     def _read_outcome(self, allows: Tensor, norm: Tensor) -> tuple[bool, bool]:
         """Return whether the weights were updated, and whether gradients of a scaled loss were not finite, which moves

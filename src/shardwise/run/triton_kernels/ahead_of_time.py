@@ -103,12 +103,19 @@ def example_launches() -> list[Launch]:
             for layer in (False, True)
         ),
         *(
-            lambda width=width: norms.norm_backward(
-                meta(1, tokens, width), meta(1, tokens, width), meta(width), statistics, hidden, needs_weight=True
+            lambda width=width, layer=layer: norms.norm_backward(
+                meta(1, tokens, width),
+                meta(1, tokens, width),
+                meta(width),
+                statistics,
+                hidden,
+                is_layer=layer,
+                needs_weight=True,
             )
             for width in (1024, 4096, norms.MAX_WIDTH)
+            for layer in (False, True)
         ),
-        lambda: norms.norm_backward(hidden, hidden, weight, statistics, None, needs_weight=False),
+        lambda: norms.norm_backward(hidden, hidden, weight, statistics, None, is_layer=False, needs_weight=False),
         *(
             lambda dtype=dtype: casts.cast_rows(matrix, dtype, power_of_two=True)
             for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -23,7 +23,8 @@ from torch import Tensor
 
 MAX_WIDTH = 8192  # elements of a row that one program keeps in registers without spilling, in the backward pass too
 ELEMENTS_PER_THREAD, THREADS_PER_WARP, MAX_WARPS = 16, 32, 32
-PROGRAMS_PER_MULTIPROCESSOR = 2  # of the backward pass: the parts of dw are few, and every multiprocessor is busy
+# Of the backward pass: half of the warps that a multiprocessor holds hide the latency of loads, and the parts of dw are few.
+WARPS_PER_MULTIPROCESSOR, MIN_PROGRAMS_PER_MULTIPROCESSOR = 32, 2
 
 
 @triton.jit
@@ -86,21 +87,23 @@ def norm_backward_kernel(
 
 
 def norm_forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor, epsilon: float, *, is_layer: bool
+    x: Tensor, residual: Tensor | None, weight: Tensor, epsilon: float, *, is_layer: bool, into: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return x + residual (x itself without one), its norm, and the mean and inverse deviation of each row [rows, 1].
 
-    The last dims of contiguous x are those of the weight. The mean is empty for RMSNorm.
+    The last dims of contiguous x are those of the weight. The mean is empty for RMSNorm. The sum is written to `into`,
+    which may be an operand.
     """
     width = weight.numel()
     num_rows = x.numel() // width
-    total = x if residual is None else torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x) if into is None else into
     out, inverse = torch.empty_like(x), x.new_empty((num_rows, 1), dtype=torch.float32)
     mean = torch.empty_like(inverse) if is_layer else inverse.new_empty(0)
-    norm_forward_kernel[(num_rows,)](
-        x, x if residual is None else residual, weight, total, out, mean, inverse, width, epsilon, IS_LAYER=is_layer,
-        HAS_RESIDUAL=residual is not None, BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
-    )  # fmt: skip
+    if num_rows:
+        norm_forward_kernel[(num_rows,)](
+            x, x if residual is None else residual, weight, total, out, mean, inverse, width, epsilon, IS_LAYER=is_layer,
+            HAS_RESIDUAL=residual is not None, BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
+        )  # fmt: skip
     return total, out, mean, inverse
 
 
@@ -111,20 +114,24 @@ def norm_backward(
     statistics: tuple[Tensor, Tensor],
     dtotal: Tensor | None,
     *,
+    is_layer: bool,
     needs_weight: bool,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of x (with `dtotal` added) and of the weight.
 
-    `statistics` are mean and inverse deviation of each row; an empty mean is that of RMSNorm.
+    `statistics` are mean and inverse deviation of each row; RMSNorm reads no mean. The gradient of x is written
+    to `into`, which may be `dtotal` or `dy`.
     """
-    (mean, inverse), width = statistics, weight.numel()
-    num_rows, num_programs, dx = x.numel() // width, _num_programs(x, x.numel() // width), torch.empty_like(x)
+    (mean, inverse), width, dx = statistics, weight.numel(), torch.empty_like(x) if into is None else into
+    num_rows, num_programs = x.numel() // width, _num_programs(x, weight)
     parts = inverse.new_empty((num_programs if needs_weight else 0, width))
-    norm_backward_kernel[(num_programs,)](
-        dy, x, weight, mean, inverse, dy if dtotal is None else dtotal, dx, parts, num_rows, width,
-        IS_LAYER=mean.numel() > 0, HAS_RESIDUAL=dtotal is not None, NEEDS_WEIGHT=needs_weight,
-        BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
-    )  # fmt: skip
+    if num_rows:
+        norm_backward_kernel[(num_programs,)](
+            dy, x, weight, mean, inverse, dy if dtotal is None else dtotal, dx, parts, num_rows, width,
+            IS_LAYER=is_layer, HAS_RESIDUAL=dtotal is not None, NEEDS_WEIGHT=needs_weight,
+            BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
+        )  # fmt: skip
     return dx, parts.sum(dim=0).to(weight.dtype).view(weight.shape) if needs_weight else None
 
 
@@ -132,7 +139,8 @@ def _num_warps(width: int) -> int:
     return min(max(int(triton.next_power_of_2(width)) // (ELEMENTS_PER_THREAD * THREADS_PER_WARP), 1), MAX_WARPS)
 
 
-def _num_programs(x: Tensor, num_rows: int) -> int:
+def _num_programs(x: Tensor, weight: Tensor) -> int:
     """Return how many programs share the rows of a backward pass."""
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    return min(num_rows, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+    by_warps = WARPS_PER_MULTIPROCESSOR // _num_warps(weight.numel())
+    return min(x.numel() // weight.numel(), max(by_warps, MIN_PROGRAMS_PER_MULTIPROCESSOR) * multiprocessors)

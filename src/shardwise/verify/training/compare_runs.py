@@ -24,7 +24,7 @@ from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.engine_prediction import comparable_counts
 from shardwise.run.trainer.step_inspector import CollectiveCapture
-from shardwise.run.trainer.training_engine import StepResult, UpdateLimits
+from shardwise.run.trainer.training_engine import StepResult, are_finite
 from shardwise.sharding import ROWS, Axes, CollectiveKind, IssuedCollective
 from shardwise.step import count_collectives
 from shardwise.step.issued_collectives import ordered_activation_collectives
@@ -116,7 +116,7 @@ def _run_separately(engine: TrainingEngine, case: TrainingCase, step: int) -> tu
     losses = []
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1
-        engine.update_limits = UpdateLimits if is_last else lambda: UpdateLimits(loss=-math.inf)
+        engine.update_check = are_finite if is_last else lambda loss, norm: torch.zeros_like(norm, dtype=torch.bool)
         result = engine.step([batch], case.num_targets, 1, step)
         losses.append(float(result.loss))
         for router, counts in engine.balancer.counts.items():

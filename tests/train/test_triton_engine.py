@@ -1,0 +1,68 @@
+"""A training step of the engine by Triton's kernels, in the interpreter, beside the same step by PyTorch's; and the passes over
+memory that the planner prices for a fused norm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from test_loss_scaling import RECIPE, state_of
+from test_narrow_products import DENSE
+from torch import Tensor
+
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.kernels import device_dispatch
+from shardwise.run.parallel.world import World
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.run.triton_kernels import norms
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import PRECISIONS
+
+SEQS, POSITIONS = 1, 4
+SMALL = replace(DENSE, num_layers=1, d_model=32, d_ff=48, num_heads=2, num_kv_heads=1)
+LAYER_NORM = replace(SMALL, norm="layer", name="layer norm")
+
+
+def trained(architecture: Architecture, recompute: str) -> list[Tensor]:
+    """Return weights and moments after a step."""
+    instance = RankProgram(
+        architecture=architecture, layout=Layout(micro_batch_seqs=SEQS, recompute=recompute),
+        precision=PRECISIONS["fp32"], seq_len=POSITIONS,
+    )  # fmt: skip
+    engine = TrainingEngine(instance, RECIPE, World(instance.mesh))
+    engine.initialize(0)
+    ids = torch.randint(architecture.vocab_size, (SEQS, POSITIONS + 1), generator=torch.Generator().manual_seed(0))
+    engine.step([MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())], SEQS * POSITIONS, 1, 0)
+    return state_of(engine)
+
+
+@pytest.mark.parametrize(("architecture", "recompute"), [(SMALL, "none"), (LAYER_NORM, "full")])
+def test_a_step_by_fused_norms(architecture: Architecture, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer has a norm of its input and one of a sum: the second takes the sum with it, and both gradients that of the
+    residual stream. The norm before the head has no stream behind it."""
+    expected, launches = trained(architecture, recompute), Counter[tuple[str, bool]]()
+    forward, backward = norms.norm_forward, norms.norm_backward
+
+    def count_forward(x: Tensor, residual: Tensor | None, *arguments: object, **options: object) -> object:
+        launches["forward", residual is not None] += 1
+        return forward(x, residual, *arguments, **options)
+
+    def count_backward(*arguments: object, **options: object) -> object:
+        launches["backward", arguments[4] is not None] += 1
+        return backward(*arguments, **options)
+
+    monkeypatch.setattr(norms, "norm_forward", count_forward)
+    monkeypatch.setattr(norms, "norm_backward", count_backward)
+    monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", {"cpu"})
+    computed = trained(architecture, recompute)
+    passes, layers = 2 if recompute == "full" else 1, architecture.num_layers
+    assert launches == Counter({
+        ("forward", True): passes * layers, ("forward", False): passes * layers + 1,
+        ("backward", True): 2 * layers, ("backward", False): 1,
+    })  # fmt: skip
+    for ours, theirs in zip(computed, expected, strict=True):
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
