@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from test_loss_scaling import RECIPE, state_of
-from test_narrow_products import DENSE
+from test_loss_scaling import RECIPE, engine_of, state_of
+from test_narrow_products import DENSE, batches
+from test_narrow_products import POSITIONS as LENGTH
+from test_narrow_products import SEQS as BATCH
 from torch import Tensor
 
 from shardwise.layout.layout import Layout
@@ -66,3 +69,30 @@ def test_a_step_by_fused_norms(architecture: Architecture, recompute: str, monke
     })  # fmt: skip
     for ours, theirs in zip(computed, expected, strict=True):
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def test_an_update_in_one_pass_clips_and_writes_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp16 with master copies and a scaled loss: the same gradients update by the kernel and by PyTorch's. The second step
+    is not allowed."""
+    engines = []
+    for devices in ({"cpu"}, set[str]()):
+        monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", devices)
+        engines.append(engine_of(replace(RECIPE, loss_scale=2.0**10, clip_norm=0.01), SMALL, "fp16"))
+    update = engines[0].updater.step
+
+    def update_by_triton(*arguments: Any, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(device_dispatch, "TRITON_DEVICES", {"cpu"})
+            return update(*arguments, **options)
+
+    monkeypatch.setattr(engines[0].updater, "step", update_by_triton)
+    before = state_of(engines[0])
+    for step, batch in enumerate(batches(2)):
+        for engine in engines:
+            engine.update_check = lambda loss, norm, step=step: loss * (step == 0) > 0.0
+            engine.step([batch], BATCH * LENGTH, 1, step)
+        for ours, theirs in zip(*map(state_of, engines), strict=True):
+            assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+        for group in engines[0].groups:
+            assert torch.equal(group.shard, group.state.half())
+    assert not any(map(torch.equal, before, state_of(engines[0])))

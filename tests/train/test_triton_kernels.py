@@ -22,9 +22,11 @@ from shardwise.run.kernels.elementwise import FUNCTIONS, gated_gradients
 from shardwise.run.kernels.experts import Routing, route_tokens
 from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
 from shardwise.run.kernels.norms import NORMS
+from shardwise.run.kernels.optimizers import MomentDtypes, TritonAdamW, build_torch_optimizer, step_optimizer
 from shardwise.run.kernels.positions_and_masks import rotate as dispatched_rotate
 from shardwise.run.kernels.quantization import quantize_matrix
 from shardwise.run.triton_kernels import (
+    adamw,
     casts,
     cross_entropy,
     expert_permutation,
@@ -187,6 +189,39 @@ def test_norms_with_the_residual_sum(in_place: bool, width: int, is_layer: bool,
     assert (nothing.numel(), no_gradient.tolist() if no_gradient is not None else None) == (0, [0.0] * width)
 
 
+MOMENTS = [MomentDtypes(torch.float32, torch.float32), MomentDtypes(torch.bfloat16, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("moments", MOMENTS, ids=lambda dtypes: str(dtypes.first))
+def test_adamw_updates_as_pytorch_or_the_formulas(moments: MomentDtypes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps, of which the second is not allowed, of a matrix with decay and a vector without; beside PyTorch's kernel,
+    or for moments in bf16 the formulas. Moments in bf16 are those
+    of the interpreter, which cuts bits off; the weights after the first step have not read them."""
+    shapes = {"matrix": 2500, "vector": 7}
+    starts = {name: random(size, seed=size) for name, size in shapes.items()}
+    weights: list[list[torch.nn.Parameter]] = []
+    for devices in ({"cpu", "cuda"}, set[str]()):
+        monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", devices)
+        parameters = [torch.nn.Parameter(start.clone()) for start in starts.values()]
+        optimizer = build_torch_optimizer("adamw", parameters[:1], parameters[1:], {}, moments)
+        assert isinstance(optimizer, TritonAdamW) == bool(devices)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        after: list[torch.nn.Parameter] = []
+        for step, allowed in enumerate((True, False, True)):
+            gradients = {weight: random(len(weight), seed=step) for weight in parameters}
+            step_optimizer(optimizer, gradients, torch.tensor(allowed, device=DEVICE))
+            for state in optimizer.state.values():
+                if not allowed and isinstance(state["step"], int):
+                    state["step"] -= 1  # as `ShardedOptimizer.undo_step_count` does
+            after += [torch.nn.Parameter(weight.detach().clone()) for weight in parameters]
+        weights.append(after)
+    for number, (computed, expected) in enumerate(zip(*weights, strict=True)):
+        exact = moments.first == torch.float32 or number < 4
+        assert_near(computed, expected, FP32 if exact else 1e-4)
+    assert all(map(torch.equal, weights[0][:2], weights[0][2:4]))
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_casts_to_fp8_recover_numbers_of_the_format(dtype: torch.dtype, transposed: bool) -> None:
@@ -321,6 +356,12 @@ def test_counted_traffic_is_the_closed_form() -> None:
     with counted_traffic() as counted:
         expert_permutation.row_gradient(dy, gates, torch.arange(11))
     assert counted == traffic.row_gradient_traffic(11, 2500, 4)
+    shard, narrow = random(2500), random(2500, dtype=torch.bfloat16)
+    for copy in (None, narrow):
+        with counted_traffic() as counted:
+            adamw.update(shard, narrow, (shard, narrow), copy, torch.ones(2), adamw.AdamWSettings(*[0.5] * 7))
+        copied = 0 if copy is None else 2
+        assert counted == traffic.adamw_traffic(2500, 4, 2, (4, 2), copied, num_blocks=3)
     with counted_traffic() as counted:
         casts.cast_rows(x, torch.float8_e4m3fn, power_of_two=False)
     assert counted == traffic.cast_rows_traffic(5, 100, 4)
@@ -337,7 +378,7 @@ def test_all_kernels_compile_without_spills() -> None:
         "cross_entropy_kernel", "row_maximum_kernel", "row_sum_exp_kernel", "vocab_parallel_gradient_kernel",
         "gated_forward_kernel", "gated_backward_kernel", "rotate_kernel", "norm_forward_kernel", "norm_backward_kernel",
         "cast_rows_kernel", "amax_kernel", "cast_matrix_kernel", "gathered_sum_kernel", "gate_gradient_kernel",
-        "row_gradient_kernel",
+        "row_gradient_kernel", "adamw_kernel",
     }  # fmt: skip
     assert [kernel for kernel in kernels if kernel["spilled_bytes"]] == []
     assert max(kernel["registers"] for kernel in kernels) <= 128, "at least four blocks of 128 threads a multiprocessor"

@@ -7,7 +7,7 @@ format with one scale for all elements, as FP8 recipes keep gradients and moment
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shardwise.model import GRADIENT, MASTER, Optimizer, formula_values, get_optimizer
 from shardwise.model.optimizers.definition import OPTIMIZERS, StateUpdate
+from shardwise.run.kernels import device_dispatch
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.values.quantization import get_dynamic_tree_format
 
@@ -148,6 +149,7 @@ class TorchOptimizer(ABC):
         self.param_groups = list(groups)
         self.state: dict[Tensor, WeightState] = {}
         self.allows: Tensor | None = None
+        self.gradients: Mapping[nn.Parameter, Tensor] = {}
 
     @abstractmethod
     def step(self) -> None:
@@ -178,6 +180,42 @@ class FusedAdamW(TorchOptimizer):
             )  # fmt: skip
 
 
+class TritonAdamW(TorchOptimizer):
+    """AdamW by Triton's kernel, which reads gradients in their dtype, scales them, and writes a copy of the weights in
+    another one: one pass over memory.
+
+    `control` [2] on the device are the factor of the gradients, and 0 where nothing is to change (None: 1 and 1).
+    `copies` [n] of some weights take their new values. The `step` of a weight is a number, as in `FormulaOptimizer`.
+    """
+
+    def __init__(self, groups: Sequence[GroupSettings]) -> None:
+        super().__init__(groups)
+        self.control: Tensor | None = None
+        self.copies: Mapping[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        from shardwise.run.triton_kernels import adamw
+
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                state["step"] += 1
+                settings = adamw.AdamWSettings(
+                    group["lr"], group["beta1"], group["beta2"], group["epsilon"], group["weight_decay"],
+                    1.0 - group["beta1"] ** state["step"], 1.0 - group["beta2"] ** state["step"],
+                )  # fmt: skip
+                moments, control = (state["exp_avg"], state["exp_avg_sq"]), self.control
+                control = weight.new_ones(2, dtype=torch.float32) if control is None else control
+                adamw.update(weight, self.gradients[weight], moments, self.copies.get(weight), control, settings)
+
+    @staticmethod
+    def takes(weights: Sequence[Tensor], moment_dtypes: Iterable[torch.dtype | None]) -> bool:
+        """Return whether the kernel takes these weights and moments (None: of the weights' dtype)."""
+        stored = all(dtype is None or dtype in PLAIN_MOMENTS for dtype in moment_dtypes)
+        return stored and bool(weights) and device_dispatch.has_triton(*weights)
+
+
 class FormulaOptimizer(TorchOptimizer):
     """An optimizer that runs by its formulas, a block of elements at a time, in float32 or wider.
 
@@ -188,7 +226,6 @@ class FormulaOptimizer(TorchOptimizer):
     def __init__(self, groups: Sequence[GroupSettings], optimizer: Optimizer) -> None:
         super().__init__(groups)
         self.optimizer = optimizer
-        self.gradients: dict[nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
     def step(self) -> None:
@@ -250,7 +287,8 @@ def build_torch_optimizer(
 
     `dtypes` are those of its moments, except of moments that define their own; None: those of the weights. With
     `products`, the weights are matrices of products, which some optimizers update by another rule. An optimizer that
-    PyTorch has a fused kernel for runs by it, unless its fields were extended or its dtypes differ.
+    PyTorch has a fused kernel for runs by it, unless its fields were extended or its dtypes differ; AdamW on a GPU with
+    Triton by one of ours.
 
     Optimizers that need whole matrices are in `run.parallel.whole_matrix_update`, those that need means over rows and
     columns in `run.parallel.factored_update`. The state is allocated here and not after the first step, so that memory
@@ -268,6 +306,8 @@ def build_torch_optimizer(
     has_adamw_fields = optimizer is OPTIMIZERS["adamw"] and set(optimizer.fields) == set(ADAMW_SETTINGS)
     # PyTorch's kernel takes one dtype, that of the gradients too, which are at least fp32
     is_fused = has_adamw_fields and num_dtypes <= 1 and all(w.dtype == at_least_fp32(w.dtype) for w in weights)
+    by_triton = has_adamw_fields and TritonAdamW.takes(weights, moment_dtypes.values())
+    is_fused = is_fused and not by_triton
     groups = []
     for group, matrix in ((matrices, True), (non_matrices, False)):
         settings = dict(optimizer.hyperparameters_for(hyperparameters, matrix=matrix))
@@ -275,7 +315,11 @@ def build_torch_optimizer(
             settings = {ADAMW_SETTINGS[field]: setting for field, setting in settings.items()}
         if group:
             groups.append({"params": list(group), "lr": 0.0, **settings})
-    torch_optimizer: TorchOptimizer = FusedAdamW(groups) if is_fused else FormulaOptimizer(groups, optimizer)
+    torch_optimizer: TorchOptimizer
+    if by_triton:
+        torch_optimizer = TritonAdamW(groups)
+    else:
+        torch_optimizer = FusedAdamW(groups) if is_fused else FormulaOptimizer(groups, optimizer)
     for weight in weights:
         state: WeightState = {"step": torch.zeros((), dtype=torch.float32, device=weight.device) if is_fused else 0}
         for moment, update in optimizer.moments.items():
@@ -300,7 +344,9 @@ def step_optimizer(
     """Update weights [n] from their gradients, which are released afterwards; nothing where `allows`, a scalar on their
     device, is false (None: it is true)."""
     optimizer.allows = allows
-    if isinstance(optimizer, FormulaOptimizer):
+    if isinstance(optimizer, TritonAdamW):
+        optimizer.control = None if allows is None else torch.stack((torch.ones_like(allows), allows)).float()
+    if not isinstance(optimizer, FusedAdamW):
         optimizer.gradients = dict(gradients)
         optimizer.step()
         optimizer.gradients = {}
@@ -319,6 +365,7 @@ def _number_tables(format: str, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(numbers.values).to(device), torch.from_numpy(numbers.rounding_boundaries).to(device)
 
 
+PLAIN_MOMENTS = frozenset({torch.float32, torch.bfloat16})
 # Formats whose range is too small for moments without a scale.
 SHORT_OF_RANGE = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float16})
 # Smallest amax that is scaled to the format's largest number, so that scales stay finite: squares of small gradients are far

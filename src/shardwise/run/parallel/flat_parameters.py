@@ -87,6 +87,11 @@ class FlatParameterGroup:
             self._make_gradients()
 
     @property
+    def has_plain_copy(self) -> bool:
+        """True if `shard` is a copy of a master copy, element by element, in another dtype."""
+        return self.has_master
+
+    @property
     def sync(self) -> WeightSync:
         """Axes over which the group is gathered and reduced."""
         return self.group.sync
@@ -232,6 +237,11 @@ class TiledParameterGroup(FlatParameterGroup):
         return TiledWeight.zeros(
             shape, len(matrix.stack), len(matrix.rows), tiled_format.operand, tiled_format.scaling, self.world.device
         )
+
+    @property
+    def has_plain_copy(self) -> bool:
+        """False: some of it is cast with scales."""
+        return False
 
     def stored_tensors(self) -> Iterator[Tensor]:
         """Yield the stored weights, and the scales of their tiles."""

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from shardwise.model import DEFAULT_OPTIMIZER, Role, get_optimizer
 from shardwise.run.checkpoints.reader import PARTIAL_SCALES
-from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.kernels.device_dispatch import at_least_fp32, has_triton
 from shardwise.run.kernels.optimizers import (
     BlockwiseMoment,
     MomentDtypes,
     MomentTensor,
     ScaledTensor,
     TorchOptimizer,
+    TritonAdamW,
     WeightState,
     build_torch_optimizer,
     step_optimizer,
@@ -170,13 +171,19 @@ class ShardedOptimizer:
         for group, elementwise_updates, matrix_update in zip(
             self.groups, self.by_element, self.matrix_updates, strict=True
         ):
-            if elementwise_updates or matrix_update is not None:
+            in_one_pass = self._updates_in_one_pass(group, elementwise_updates, matrix_update)
+            if in_one_pass:
+                control = control_numbers(norm, scale, allows)
+                for elementwise in elementwise_updates:
+                    self._update_in_one_pass(group, elementwise, learning_rate, control)
+            elif elementwise_updates or matrix_update is not None:
                 gradients = self._gradients(group, scale)
                 for elementwise in elementwise_updates:
                     self._update(gradients, elementwise, learning_rate, allows)
                 if matrix_update is not None:
                     matrix_update.step(gradients, learning_rate, allows)
-            group.publish()
+            if not (in_one_pass and group.has_plain_copy):
+                group.publish()
             if group.sync.step_gather:
                 part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
                 pending.append(
@@ -201,6 +208,31 @@ class ShardedOptimizer:
         dtype = at_least_fp32(group.state.dtype)
         gradients = group.gradient_shard.to(dtype) if group.update is None else group.update.copy_(group.gradient_shard)
         return gradients if scale is None else gradients.mul_(scale)
+
+    @staticmethod
+    def _updates_in_one_pass(
+        group: FlatParameterGroup, updates: Sequence[ElementwiseUpdate], matrix_update: WholeMatrixUpdate | None
+    ) -> bool:
+        """Return whether kernels take all of a group's gradients as they are stored."""
+        by_triton = all(isinstance(elementwise.optimizer, TritonAdamW) for elementwise in updates)
+        return by_triton and bool(updates) and matrix_update is None and has_triton(group.gradient_shard)
+
+    @staticmethod
+    def _update_in_one_pass(
+        group: FlatParameterGroup, elementwise: ElementwiseUpdate, learning_rate: float, control: Tensor
+    ) -> None:
+        """Update weights from the stored gradients, and what the model uses of a master copy with them."""
+        optimizer = elementwise.optimizer
+        assert isinstance(optimizer, TritonAdamW)
+        for settings in optimizer.param_groups:
+            settings["lr"] = learning_rate
+        rows = {slot.weight: slot.interval.rows for slot in elementwise.slots}
+        optimizer.control = control
+        optimizer.gradients = {weight: group.gradient_shard[part] for weight, part in rows.items()}
+        if group.has_plain_copy:
+            optimizer.copies = {weight: group.shard[part] for weight, part in rows.items()}
+        optimizer.step()
+        optimizer.gradients, optimizer.copies = {}, {}
 
     @staticmethod
     def _update(gradients: Tensor, elementwise: ElementwiseUpdate, learning_rate: float, allows: Tensor | None) -> None:
@@ -251,6 +283,12 @@ class ShardedOptimizer:
     def _updates_of_matrices(self) -> Iterator[FactoredUpdate | WholeMatrixUpdate]:
         yield from self.factored_updates.values()
         yield from (update for update in self.matrix_updates if update is not None)
+
+
+def control_numbers(norm: Tensor, scale: Tensor | float | None, allows: Tensor | None) -> Tensor:
+    """Return the factor of the gradients, and 1.0 or 0.0 for an update or none, [2] in float32 on the norm's device."""
+    factor = torch.ones_like(norm) * (1.0 if scale is None else scale)
+    return torch.stack((factor, torch.ones_like(norm) if allows is None else allows.to(norm.dtype))).float()
 
 
 def sum_of_squares(tensor: Tensor) -> Tensor:

@@ -27,7 +27,15 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from shardwise.run.triton_kernels import casts, cross_entropy, expert_permutation, gated_activation, norms, rotary
+from shardwise.run.triton_kernels import (
+    adamw,
+    casts,
+    cross_entropy,
+    expert_permutation,
+    gated_activation,
+    norms,
+    rotary,
+)
 from shardwise.run.triton_kernels.kernel_resources import KernelResources
 from shardwise.values.input_texts import parse_integer
 
@@ -77,7 +85,16 @@ def example_launches() -> list[Launch]:
     angles = meta(tokens, 64), meta(tokens, 64)
     pairs, gates = meta(tokens, 8, dtype=torch.int64), meta(tokens, 8, dtype=torch.float32)
     expert_rows = meta(8 * tokens, width)
+    shards = [meta(10**6, dtype=dtype) for dtype in (torch.float32, bf16)]
+    settings = adamw.AdamWSettings(1e-4, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05)
     calls: list[Callable[[], object]] = [
+        *(
+            lambda moment=moment, copy=copy: adamw.update(
+                shards[0], shards[1], (moment, moment), copy, meta(2, dtype=torch.float32), settings
+            )
+            for moment in shards
+            for copy in (None, shards[1])
+        ),
         *(
             lambda cap=cap: cross_entropy.cross_entropy(
                 meta(1, tokens, vocab_size), targets, lse[0, 0], cap, replace=True

@@ -60,6 +60,21 @@ def norm_backward_traffic(
     return Traffic(loaded, num_rows * width * itemsize + num_programs * width * STATISTIC_BYTES)
 
 
+def adamw_traffic(
+    size: int,
+    weight_bytes: int,
+    gradient_bytes: int,
+    moment_bytes: tuple[int, int],
+    copy_bytes: int,
+    *,
+    num_blocks: int,
+) -> Traffic:
+    """Return the traffic of an update: gradient, weight and moments once, and two numbers for each block; the new weight,
+    moments and the weight's copy."""
+    state = weight_bytes + sum(moment_bytes)
+    return Traffic(size * (state + gradient_bytes) + num_blocks * 2 * STATISTIC_BYTES, size * (state + copy_bytes))
+
+
 def cast_rows_traffic(num_rows: int, num_columns: int, itemsize: int) -> Traffic:
     """Return the traffic of a cast to FP8 with a scale for each row: two reads, and a byte for each element."""
     return Traffic(2 * num_rows * num_columns * itemsize, num_rows * (num_columns + STATISTIC_BYTES))
