@@ -9,11 +9,11 @@ It needs PyTorch from 2.9 on with its Triton and the package's own dependencies,
 process of its own: one that fails or takes too long is recorded, and the others go on. The results are one JSON file,
 which `benchmarks/gpu/` keeps with date, card, versions and command.
 
-kernels: the tests of Triton's kernels on the GPU. losses: three steps of a small model on GPU and CPU. train-*: the
-engine's steps beside plain PyTorch (SDPA, fused AdamW, torch.compile of each block and of the loss; fp32 weights
-under autocast, and bf16 weights), one after the other in one process: seconds, tokens/s, MFU with causal attention
-counted half, peak memory, and the prediction. ladder: `shardwise kernels`. bench: `shardwise bench all`, lines for
-`calibrate --bench`.
+kernels: the tests of Triton's kernels on the GPU. losses: three steps of a small model on GPU and CPU. host-waits: a step
+during which the host may not wait for the device. train-*: the engine's steps beside plain PyTorch (SDPA, fused AdamW,
+torch.compile of each block and of the loss; fp32 weights under autocast, and bf16 weights), one after the other in one
+process: seconds, tokens/s, MFU with causal attention counted half, peak memory, and the prediction. ladder: `shardwise
+kernels`. bench: `shardwise bench all`, lines for `calibrate --bench`.
 """
 
 from __future__ import annotations
@@ -77,6 +77,12 @@ def small(architecture: Any) -> Any:
 
 def engine_step(architecture: Any, part: TrainingPart, where: str) -> Callable[[], float]:
     """Return a step of the engine on one device."""
+    engine, batches, targets = build_engine(architecture, part, where)
+    return lambda: float(engine.step(batches, targets, part.num_micro_batches, 0).loss)
+
+
+def build_engine(architecture: Any, part: TrainingPart, where: str) -> tuple[Any, list[Any], int]:
+    """Return an engine on one device, its micro-batches, and the number of their targets."""
     from shardwise.layout.layout import Layout
     from shardwise.run.engine.micro_batch import MicroBatch
     from shardwise.run.parallel.world import World
@@ -97,8 +103,7 @@ def engine_step(architecture: Any, part: TrainingPart, where: str) -> Callable[[
     batches = [
         MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in token_ids(architecture, part, where)
     ]
-    targets = part.num_micro_batches * part.micro_batch_seqs * part.seq_len
-    return lambda: float(engine.step(batches, targets, part.num_micro_batches, 0).loss)
+    return engine, batches, part.num_micro_batches * part.micro_batch_seqs * part.seq_len
 
 
 def token_ids(architecture: Any, part: TrainingPart, where: str) -> Any:
@@ -240,6 +245,30 @@ def run_losses(*, tiny: bool) -> dict[str, Any]:
     return {"losses": losses, "largest_difference": difference}
 
 
+def run_host_waits(*, tiny: bool) -> dict[str, Any]:
+    """Run a step in which PyTorch refuses to wait for the device before the step ends, after one that chooses kernels."""
+    import torch
+
+    from shardwise.model import load_model
+
+    part = TrainingPart("llama-3.2-1b", 2, seq_len=32 if tiny else 512, num_micro_batches=2)
+    engine, batches, targets = build_engine(small(load_model(part.model)), part, device())
+    engine.step(batches, targets, part.num_micro_batches, 0)
+    read_outcome = engine._read_outcome
+
+    def end(*arguments: Any) -> Any:
+        set_sync_debug_mode("default")
+        return read_outcome(*arguments)
+
+    set_sync_debug_mode: Callable[[str], None] = (
+        torch.cuda.set_sync_debug_mode if device() == "cuda" else lambda mode: None  # type: ignore[assignment]
+    )
+    engine._read_outcome = end
+    set_sync_debug_mode("error")
+    result = engine.step(batches, targets, part.num_micro_batches, 1)
+    return {"loss": float(result.loss), "refused_to_wait": device() == "cuda"}
+
+
 def run_tests(*, tiny: bool) -> dict[str, Any]:
     """Run the tests of Triton's kernels on the GPU; those that need the interpreter are left out."""
     environment = os.environ | {"TRITON_INTERPRET": "1" if tiny else "0", "SHARDWISE_TEST_DEVICE": device()}
@@ -272,6 +301,7 @@ def run_verb(*arguments: str) -> dict[str, Any]:
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "kernels": lambda tiny: run_tests(tiny=tiny),
     "losses": lambda tiny: run_losses(tiny=tiny),
+    "host-waits": lambda tiny: run_host_waits(tiny=tiny),
     **{name: lambda tiny, name=name: run_training(name, tiny=tiny) for name in TRAINING},  # type: ignore[misc]
     "ladder": lambda tiny: run_verb("kernels", "--device", "none" if tiny else "cuda", "--chip", chip_name() or "h100"),
     "bench": lambda tiny: run_verb("bench", "memory" if tiny else "all", "--device", "cpu" if tiny else "cuda"),
