@@ -24,9 +24,10 @@ from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
 from shardwise.run.kernels.norms import NORMS
 from shardwise.run.kernels.optimizers import MomentDtypes, TritonAdamW, build_torch_optimizer, step_optimizer
 from shardwise.run.kernels.positions_and_masks import rotate as dispatched_rotate
-from shardwise.run.kernels.quantization import quantize_matrix
+from shardwise.run.kernels.quantization import expand_scales, quantize_matrix
 from shardwise.run.triton_kernels import (
     adamw,
+    block_casts,
     casts,
     cross_entropy,
     expert_permutation,
@@ -37,7 +38,7 @@ from shardwise.run.triton_kernels import (
 )
 from shardwise.run.triton_kernels.interpreter_counts import counted_traffic
 from shardwise.values.dtypes import NUMBER_FORMATS
-from shardwise.values.quantization import SCALINGS, WHOLE_MATRIX, ScaleKind
+from shardwise.values.quantization import SCALINGS, WHOLE_MATRIX, ScaleBlock, ScaleKind
 
 FP32 = 1e-6
 # Of results in 16 bits one rounding; Triton's interpreter cuts bf16 off instead.
@@ -259,6 +260,45 @@ def test_scales_of_rows_are_those_of_the_reference(kind: ScaleKind) -> None:
     assert scale == quantize_matrix(matrix, NUMBER_FORMATS["e4m3"], WHOLE_MATRIX, "fp32").scales
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("block", "kind"), [((1, 128), "fp32"), ((128, 128), "power_of_two"), ((1, 32), "e8m0")])
+def test_casts_by_blocks_with_the_transposed_copy(block: ScaleBlock, kind: ScaleKind, transposed: bool) -> None:
+    """Scales of both are those of the reference to the bit, for blocks of any magnitude, one of zeros, and a matrix that no
+    block divides; elements are not rounded, as they are powers of two."""
+    exponents = torch.randint(-3, 4, (150, 200), generator=torch.Generator().manual_seed(0)).float()
+    matrix = (torch.sign(random(150, 200)) * torch.exp2(exponents).to(DEVICE)) * torch.exp2(8 * random(150, 1).round())
+    matrix[3] = 0.0
+    matrix[:40, :130] = 0.0
+    matrix = matrix.t().contiguous().t() if transposed else matrix
+    (elements, scales), copy = block_casts.cast_blocks(matrix, torch.float8_e4m3fn, block, kind, with_transposed=True)
+    assert copy is not None
+    for (cast, cast_scales), values in (((elements, scales), matrix), (copy, matrix.t())):
+        expected = quantize_matrix(values, NUMBER_FORMATS["e4m3"], block, kind)
+        assert torch.equal(cast_scales.float(), expected.scales)
+        assert cast.is_contiguous()
+        if kind != "fp32":  # powers of two stay powers of two
+            assert torch.equal(cast.float(), expected.elements)
+        restored = cast.float() * expand_scales(cast_scales.float(), cast.shape, block)
+        assert_near(restored, values, 2.0**-3)
+
+
+@pytest.mark.parametrize(("recipe", "block"), [("tile", (1, 128)), ("tile_power_of_two", (128, 128)), ("mx", (1, 32))])
+@pytest.mark.usefixtures("on_triton")
+def test_block_scales_are_cast_by_a_kernel(recipe: str, block: ScaleBlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[ScaleBlock] = []
+    cast_blocks = block_casts.cast_blocks
+
+    def count(matrix: Tensor, dtype: torch.dtype, block: ScaleBlock, kind: ScaleKind) -> object:
+        calls.append(block)
+        return cast_blocks(matrix, dtype, block, kind)
+
+    monkeypatch.setattr(block_casts, "cast_blocks", count)
+    matrix = torch.exp2(random(9, 40).round())
+    quantized = quantize_matrix(matrix, NUMBER_FORMATS["e4m3"], block, SCALINGS[recipe].kind)
+    assert calls == [block]
+    assert_near(quantized.elements * expand_scales(quantized.scales, matrix.shape, block), matrix, 2.0**-3)
+
+
 @pytest.mark.parametrize("scaling", ["row", "tensor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("on_triton")
@@ -362,6 +402,11 @@ def test_counted_traffic_is_the_closed_form() -> None:
             adamw.update(shard, narrow, (shard, narrow), copy, torch.ones(2), adamw.AdamWSettings(*[0.5] * 7))
         copied = 0 if copy is None else 2
         assert counted == traffic.adamw_traffic(2500, 4, 2, (4, 2), copied, num_blocks=3)
+    for block, kind, scale_bytes in (((1, 128), "fp32", 4), ((128, 128), "power_of_two", 4), ((1, 32), "e8m0", 1)):
+        for turned in (False, True):
+            with counted_traffic() as counted:
+                block_casts.cast_blocks(random(130, 200), torch.float8_e4m3fn, block, kind, with_transposed=turned)
+            assert counted == traffic.block_cast_traffic(130, 200, 4, block, scale_bytes, has_transposed=turned)
     with counted_traffic() as counted:
         casts.cast_rows(x, torch.float8_e4m3fn, power_of_two=False)
     assert counted == traffic.cast_rows_traffic(5, 100, 4)
@@ -378,7 +423,8 @@ def test_all_kernels_compile_without_spills() -> None:
         "cross_entropy_kernel", "row_maximum_kernel", "row_sum_exp_kernel", "vocab_parallel_gradient_kernel",
         "gated_forward_kernel", "gated_backward_kernel", "rotate_kernel", "norm_forward_kernel", "norm_backward_kernel",
         "cast_rows_kernel", "amax_kernel", "cast_matrix_kernel", "gathered_sum_kernel", "gate_gradient_kernel",
-        "row_gradient_kernel", "adamw_kernel",
+        "row_gradient_kernel", "adamw_kernel", "cast_rows_in_blocks_kernel",
+        "cast_tiles_kernel",
     }  # fmt: skip
     assert [kernel for kernel in kernels if kernel["spilled_bytes"]] == []
     assert max(kernel["registers"] for kernel in kernels) <= 128, "at least four blocks of 128 threads a multiprocessor"

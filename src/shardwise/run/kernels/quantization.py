@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardwise.run.kernels.device_dispatch import has_triton
 from shardwise.values import NumberFormat
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.quantization import MIN_AMAX, ScaleBlock, ScaleKind, Scaling
@@ -43,7 +44,14 @@ def round_to_format(values: Tensor, to: NumberFormat) -> Tensor:
 def quantize_matrix(
     matrix: Tensor, to: NumberFormat, block: ScaleBlock, kind: ScaleKind, factor: Tensor | None = None
 ) -> QuantizedTensor:
-    """Cast a matrix [M, K] to a format with block scales, or with a `factor` from earlier steps."""
+    """Cast a matrix [M, K] to a format with block scales, or with a `factor` from earlier steps; by one kernel on a GPU
+    with Triton, where scales of blocks are of the matrix itself."""
+    if factor is None and to.name in CASTS and has_triton(matrix, any_strides=True):
+        from shardwise.run.triton_kernels import block_casts
+
+        if block in block_casts.BLOCKS and kind in block_casts.KINDS:
+            (elements, scales), _ = block_casts.cast_blocks(matrix, CASTS[to.name], block, kind)
+            return QuantizedTensor(elements.float(), scales.float(), torch.ones((), device=matrix.device))
     values = matrix.float()
     if factor is None:
         encode, scales, tensor_scale = _scales(block_amax(values, block), to, kind)

@@ -29,6 +29,7 @@ from triton.compiler import ASTSource
 
 from shardwise.run.triton_kernels import (
     adamw,
+    block_casts,
     casts,
     cross_entropy,
     expert_permutation,
@@ -41,7 +42,7 @@ from shardwise.values.input_texts import parse_integer
 
 POINTER_TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64",
-    torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
+    torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5", torch.uint8: "*u8",
 }  # fmt: skip
 ALIGNMENT = 16  # Triton specialises a kernel for sizes and addresses that it divides
 WARP_SIZE = 32
@@ -138,6 +139,13 @@ def example_launches() -> list[Launch]:
             for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
         ),
         lambda: casts.cast_matrix(matrix, torch.float8_e4m3fn),
+        *(
+            lambda block=block, kind=kind, turned=turned: block_casts.cast_blocks(
+                matrix, torch.float8_e4m3fn, block, kind, with_transposed=turned
+            )
+            for block, kind in (((1, 128), "fp32"), ((128, 128), "power_of_two"), ((1, 32), "e8m0"))
+            for turned in (False, True)
+        ),
         lambda: expert_permutation.gathered_sum(expert_rows, pairs, gates),
         lambda: expert_permutation.gathered_sum(expert_rows, pairs, None),
         lambda: expert_permutation.gate_gradient(matrix, expert_rows, pairs),

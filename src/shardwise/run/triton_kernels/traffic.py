@@ -80,6 +80,18 @@ def cast_rows_traffic(num_rows: int, num_columns: int, itemsize: int) -> Traffic
     return Traffic(2 * num_rows * num_columns * itemsize, num_rows * (num_columns + STATISTIC_BYTES))
 
 
+def block_cast_traffic(
+    num_rows: int, num_columns: int, itemsize: int, block: tuple[int, int], scale_bytes: int, *, has_transposed: bool
+) -> Traffic:
+    """Return the traffic of a cast with a scale for each block: one read; elements and scales, and those of the transposed
+    copy, whose scales are the same where blocks are square."""
+    size, (height, width) = num_rows * num_columns, block
+    blocks = -(-num_rows // height) * -(-num_columns // width)
+    turned_blocks = 0 if height > 1 else num_columns * -(-num_rows // width)
+    stored = size + scale_bytes * blocks + has_transposed * (size + scale_bytes * turned_blocks)
+    return Traffic(size * itemsize, stored)
+
+
 def gathered_sum_traffic(
     num_tokens: int, num_chosen: int, num_dropped: int, width: int, itemsize: int, *, num_blocks: int, has_gates: bool
 ) -> Traffic:
