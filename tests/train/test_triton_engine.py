@@ -22,8 +22,11 @@ from shardwise.run.kernels import device_dispatch
 from shardwise.run.parallel.world import World
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.triton_kernels import norms
+from shardwise.run.triton_kernels.traffic import norm_backward_traffic, norm_forward_traffic
+from shardwise.step.kernel_fusion import list_kernels
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import PRECISIONS
+from shardwise.values.symbolic import LocalDim
 
 SEQS, POSITIONS = 1, 4
 SMALL = replace(DENSE, num_layers=1, d_model=32, d_ff=48, num_heads=2, num_kv_heads=1)
@@ -96,3 +99,30 @@ def test_an_update_in_one_pass_clips_and_writes_the_copy(monkeypatch: pytest.Mon
         for group in engines[0].groups:
             assert torch.equal(group.shard, group.state.half())
     assert not any(map(torch.equal, before, state_of(engines[0])))
+
+
+class Sizes(dict[Any, float]):
+    """Sizes of dims on one device, by symbol."""
+
+    def __missing__(self, symbol: LocalDim) -> float:
+        return self[symbol.dim]
+
+
+@pytest.mark.parametrize("architecture", [SMALL, LAYER_NORM], ids=lambda one: str(one.norm))
+def test_the_planner_prices_the_passes_of_the_kernels(architecture: Architecture) -> None:
+    """Elements that the plan's kernels read and write are those of the closed forms, which count the weight and its gradient
+    once for each program."""
+    rows, width, is_layer = BATCH * LENGTH, architecture.d_model, architecture.norm == "layer"
+    sizes = Sizes(B=float(BATCH), T=float(LENGTH), D=float(width))
+    unit = engine_of(RECIPE, architecture, "fp32").model.layers[1].unit.unit
+    planned = {
+        kernel.phase: sum(float(elements.evaluate(sizes)) for elements in kernel.elements.values())
+        for kernel in list_kernels(unit) if {"mlp_norm.out", "d.x_mid"} & set(kernel.outputs)
+    }  # fmt: skip
+    kind = {"is_layer": is_layer, "has_residual": True}
+    forward = norm_forward_traffic(rows, width, 4, **kind)
+    backward = norm_backward_traffic(rows, width, 4, **kind, num_programs=1)
+    assert planned == {
+        "forward": (forward.loaded_bytes + forward.stored_bytes) / 4 - (rows - 1) * width,
+        "backward": (backward.loaded_bytes + backward.stored_bytes) / 4,
+    }

@@ -101,15 +101,15 @@ def _sum_before(
     between = [step.operation for step in computed[first_index + 1 : last_index]]
     if any(x in operation.inputs and operation not in norm for operation in between):
         return None
-    return total.operation if _adds_alike(builder, total, total.operation.inputs) else None
+    return total.operation if _adds_where_they_are(builder, total, total.operation.inputs) else None
 
 
-def _adds_alike(builder: CallBuilder, step: ComputeStep, terms: Sequence[str]) -> bool:
+def _adds_where_they_are(builder: CallBuilder, step: ComputeStep, terms: Sequence[str]) -> bool:
     """Return whether a step adds two tensors of tokens that have the dims and the sharding of the sum."""
     specs = dict(zip(step.operation.inputs, step.placed.inputs, strict=False))
     out = builder.rank.sharding(step.placed.outputs[0])
-    alike = all(builder.rank.sharding(specs[name]) == out for name in terms)
-    return len(terms) == 2 and alike and not builder.is_routed(*terms)
+    is_local = all(builder.rank.sharding(specs[name]) == out for name in terms)
+    return len(terms) == 2 and is_local and not builder.is_routed(*terms)
 
 
 def _norm_kernel(norm: NormKernels, builder: CallBuilder, positions: Sequence[int]) -> Any:
@@ -180,7 +180,7 @@ def _stream_gradient(
         if isinstance(operation, Accumulate) and dx in operation.operands:
             stream = [name for name in operation.operands if name != dx and name not in dropped]
             is_only = len(stream) == 1 and dropped <= set(operation.operands)
-            return (stream[0], operation) if is_only and _adds_alike(builder, step, [dx, *stream]) else None
+            return (stream[0], operation) if is_only and _adds_where_they_are(builder, step, [dx, *stream]) else None
     return None
 
 

@@ -171,18 +171,18 @@ class ShardedOptimizer:
         for group, elementwise_updates, matrix_update in zip(
             self.groups, self.by_element, self.matrix_updates, strict=True
         ):
-            in_one_pass = self._updates_in_one_pass(group, elementwise_updates, matrix_update)
-            if in_one_pass:
+            takes_stored = self._takes_stored_gradients(group, elementwise_updates, matrix_update)
+            if takes_stored:
                 control = control_numbers(norm, scale, allows)
                 for elementwise in elementwise_updates:
-                    self._update_in_one_pass(group, elementwise, learning_rate, control)
+                    self._update_from_stored_gradients(group, elementwise, learning_rate, control)
             elif elementwise_updates or matrix_update is not None:
                 gradients = self._gradients(group, scale)
                 for elementwise in elementwise_updates:
                     self._update(gradients, elementwise, learning_rate, allows)
                 if matrix_update is not None:
                     matrix_update.step(gradients, learning_rate, allows)
-            if not (in_one_pass and group.has_plain_copy):
+            if not (takes_stored and group.has_plain_copy):
                 group.publish()
             if group.sync.step_gather:
                 part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
@@ -210,7 +210,7 @@ class ShardedOptimizer:
         return gradients if scale is None else gradients.mul_(scale)
 
     @staticmethod
-    def _updates_in_one_pass(
+    def _takes_stored_gradients(
         group: FlatParameterGroup, updates: Sequence[ElementwiseUpdate], matrix_update: WholeMatrixUpdate | None
     ) -> bool:
         """Return whether kernels take all of a group's gradients as they are stored."""
@@ -218,7 +218,7 @@ class ShardedOptimizer:
         return by_triton and bool(updates) and matrix_update is None and has_triton(group.gradient_shard)
 
     @staticmethod
-    def _update_in_one_pass(
+    def _update_from_stored_gradients(
         group: FlatParameterGroup, elementwise: ElementwiseUpdate, learning_rate: float, control: Tensor
     ) -> None:
         """Update weights from the stored gradients, and what the model uses of a master copy with them."""
