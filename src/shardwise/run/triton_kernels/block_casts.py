@@ -146,5 +146,5 @@ def cast_blocks(
         cast_tiles_kernel[grid](matrix, elements, scales, transposed, *sizes, **options)
         transposed_scales = scales.t()
     stored = torch.float8_e8m0fnu if kind == "e8m0" else torch.float32
-    other = (transposed, transposed_scales.view(stored)) if with_transposed else None
-    return (elements, scales.view(stored)), other
+    copy = (transposed, transposed_scales.view(stored)) if with_transposed else None
+    return (elements, scales.view(stored)), copy
