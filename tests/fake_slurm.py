@@ -22,7 +22,9 @@ OPTIONS = {
     "ntasks",
 }  # fmt: skip
 MAX_ARRAY_SIZE = 1001  # slurm.conf, MaxArraySize: the largest index is one less
-INTERRUPT_S = 3.0  # after which a task is preempted, or its node fails
+INTERRUPT_S = (
+    8.0  # after which a task is preempted, or its node fails: it must have begun by then on a busy machine too
+)
 GRACE_S = 2.0  # slurm.conf, KillWait
 HOME = Path(os.environ.get("FAKE_SLURM", "/nonexistent"))
 SETTINGS = {"minute_s": 60.0, "max_minutes": 1440, "preempt": [], "partitions": ["gpu"], "fail_nodes": []}

@@ -1,9 +1,9 @@
 """Predictions renewed by what has been measured: factors on the terms of a step, with their uncertainty.
 
 The logarithm of a step is linear in the factors of its terms near 1: log t = log t0 + c + sum of share · theta + noise, over the
-terms. c and theta are normal around 0, wide enough together for the interval of the first prediction, so the posterior is that of
-Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, 2006, 3.3), and the interval of what has not run
-follows from it.
+terms. c and theta are normal around 0, wide enough together for the interval of the first prediction, wider for communication. So
+the posterior is that of Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, 2006, 3.3), and the
+interval of what has not run follows from it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ Array = NDArray[np.float64]
 QUANTILE_90 = 1.6449  # of the normal distribution: 5% lie beyond it
 # Parts of a first prediction's variance, a choice: what all configurations share, what each has alone; terms have the rest.
 COMMON_PART, NOISE_PART = 0.5, 0.1
+# Terms whose constants come from micro-benchmarks of single collectives. In steps of `train` on two processes of a CPU they took
+# 2.4 to 3.9 times as long as predicted, since ranks wait for one another (benchmarks/experiment_sweep.py, 2026-11-29), so one run
+# with such a term is worth more than many without it.
+COMMUNICATION = frozenset({"tp", "cp", "ep", "pp", "fsdp", "dp", "control", "host"})
+COMMUNICATION_DEVIATION = 1.5
 LEAST_DEVIATION = 0.03 / QUANTILE_90  # two runs of the same job differ by 2 to 5% (docs/accuracy.md)
 FEWEST_FOR_NOISE = 5  # runs from which their own scatter says how wide intervals are
 DEFAULT_DEVIATION = 0.25  # of the logarithm of a step whose prediction is a bound without an interval: a choice
@@ -81,7 +86,8 @@ def renew_predictions(terms: Sequence[StepTerms], measured: Sequence[tuple[int, 
     # What of the variance is left for terms is spread over them as their shares are squared on average.
     term_variance = (1 - COMMON_PART - NOISE_PART) * typical**2 / float(np.mean(np.sum(shares**2, axis=1)))
     features = np.hstack([np.ones((len(terms), 1)), shares])
-    prior = np.array([COMMON_PART * typical**2, *[term_variance] * len(names)])
+    term_variances = [COMMUNICATION_DEVIATION**2 if name in COMMUNICATION else term_variance for name in names]
+    prior = np.array([COMMON_PART * typical**2, *term_variances])
     scale = deviations / typical
     first_noise = max(math.sqrt(NOISE_PART) * typical, LEAST_DEVIATION)
     if not measured:
