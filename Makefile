@@ -98,10 +98,14 @@ weights-check: setup
 gpu-check:
 	python3 benchmarks/gpu_check.py --out benchmarks/gpu/$$(date +%Y-%m-%d).json
 
-# 500 tiny runs with injected faults, under a driver that is killed 20 times; and a ledger of 100,000 lines. Five minutes.
+# Tiny runs with injected faults, under a driver that is killed; and a ledger of many lines. Five minutes, or seconds with
+# RUNS=14 DRIVER_KILLS=3 LINES=2000.
+RUNS ?= 500
+DRIVER_KILLS ?= 20
+LINES ?= 100000
 experiments-check: setup
-	$(BIN)/python benchmarks/experiment_faults.py --runs 500 --driver-kills 20
-	$(BIN)/python benchmarks/experiment_ledger.py
+	$(BIN)/python benchmarks/experiment_faults.py --runs $(RUNS) --driver-kills $(DRIVER_KILLS)
+	$(BIN)/python benchmarks/experiment_ledger.py --lines $(LINES)
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.measure.calibrate.published_runs.run_table import read_rows
+from shardwise.measure.calibrate.logged_runs import read_run_rows
 from shardwise.measure.experiments.calibration_rows import write_calibration_rows
 from shardwise.measure.experiments.candidates import Candidate, list_candidates
 from shardwise.measure.experiments.expected_information import CANNOT_WIN, NO_MEMORY, ExpectedInformation
@@ -18,6 +18,7 @@ from shardwise.measure.experiments.ledger import LedgerContent, LedgerRow
 from shardwise.measure.experiments.ledger_lines import LedgerLine, Prediction, RunMeasurement
 from shardwise.measure.experiments.ledger_summary import best_row, interval_coverage
 from shardwise.measure.experiments.renewed_predictions import LogStep, StepTerms, renew_predictions
+from shardwise.values import InputError
 
 GRID = """
 target = "megatron"
@@ -212,7 +213,11 @@ def test_measured_runs_are_rows_that_a_cluster_is_calibrated_with(
     rows, _ = play(ExpectedInformation(candidates, grid.budget, {"steps": 20}, 0), candidates, truth)
     done = {name for name, row in rows.items() if row.state == "done"}
     assert write_calibration_rows(tmp_path / "ledger.jsonl", rows, candidates) == len(done) > 0
-    written = read_rows(str(tmp_path / "ledger.calibrate.csv"))
+    (tmp_path / "nothing.jsonl").touch()
+    with pytest.raises(InputError, match=r"--runs: .*nothing\.jsonl has no measured run as a row"):
+        read_run_rows(tmp_path / "nothing.jsonl", "--runs")
+    (tmp_path / "ledger.jsonl").touch()
+    written = read_run_rows(tmp_path / "ledger.jsonl", "--runs")
     assert {row.id for row in written} == done
     for row in written:
         assert row.step_time_s == pytest.approx(truth[row.id], rel=1e-8)

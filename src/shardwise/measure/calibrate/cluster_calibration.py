@@ -38,7 +38,7 @@ from shardwise.measure.calibrate.constant_fit import (
     left_out_residuals,
     linearise,
 )
-from shardwise.measure.calibrate.logged_runs import read_logged_run
+from shardwise.measure.calibrate.logged_runs import read_logged_run, read_run_rows
 from shardwise.measure.calibrate.observations import (
     BenchmarkLine,
     BenchmarkTarget,
@@ -48,7 +48,7 @@ from shardwise.measure.calibrate.observations import (
 )
 from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, error_statistics
 from shardwise.measure.calibrate.prediction_spread import TAILS
-from shardwise.measure.calibrate.published_runs.run_table import RunRow, read_rows
+from shardwise.measure.calibrate.published_runs.run_table import RunRow
 from shardwise.measure.calibrate.user_runs import CalibrationRun, PricedRun, select_runs
 from shardwise.values import InputError, Payload, Progress, argument_label, ignore_progress, pluralize, printed, run_all
 
@@ -261,7 +261,10 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementFiles:
-    """Files that a cluster is calibrated with: a CSV file of runs, runs by launch and log, a file of micro-benchmarks."""
+    """Files that a cluster is calibrated with.
+
+    `runs` is a CSV file or the ledger of an experiment, `logged_runs` are runs by launch and log, `bench` has micro-benchmarks.
+    """
 
     runs: PathLike | None = None
     logged_runs: Sequence[Sequence[PathLike]] = ()
@@ -311,7 +314,7 @@ def calibrate_cluster(
     measured, known_stack, rows, target, logged = run_all(
         lambda: load_measured_cluster(os.fspath(cluster)),
         lambda: get_stack(stack) if stack else None,
-        lambda: read_rows(os.fspath(files.runs), argument_label("runs")) if files.runs is not None else (),
+        lambda: read_run_rows(files.runs, argument_label("runs")) if files.runs is not None else (),
         lambda: None if out is None else _cluster_file(os.fspath(out)),
         lambda: run_all(*(partial(read_logged_run, run, cluster) for run in files.logged_runs)),
     )

@@ -1,4 +1,4 @@
-"""A user's runs by their launches and logs: as observations for a fit, and as rows of a CSV file."""
+"""A user's runs by their launches and logs, or by the ledger of an experiment: as observations for a fit, and as rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardwise.hardware import match_stack
+from shardwise.measure.calibrate.published_runs.run_table import RunRow, read_rows
 from shardwise.measure.calibrate.user_runs import (
     MeasuredPeak,
     PricedRun,
@@ -36,6 +37,32 @@ def read_logged_run(files: Sequence[PathLike], cluster: PathLike) -> PricedRun:
         raise InputError(f"{label}: {log} has no time of a step, and nothing says its batch")
     problem = Problem(setup.model, setup.cluster, setup.job)
     return run_from_log(log, problem, setup.layout, match_stack(setup.software), measured.step_time_s)
+
+
+LEDGER_ENDING = ".jsonl"
+
+
+def ledger_rows_file(ledger: Path) -> Path:
+    """Return the file beside the ledger of an experiment that has its measured runs as rows, as of its last driver's end.
+
+    >>> ledger_rows_file(Path("runs/ledger.jsonl")).as_posix()
+    'runs/ledger.calibrate.csv'
+    """
+    return ledger.with_name(f"{ledger.stem}.calibrate.csv")
+
+
+def read_run_rows(path: PathLike, label: str) -> tuple[RunRow, ...]:
+    """Return the rows of a CSV file, or of the measured runs of an experiment by its ledger. Raises `InputError`."""
+    file = Path(path)
+    if file.suffix.lower() == LEDGER_ENDING and file.is_file():
+        rows = ledger_rows_file(file)
+        if not rows.is_file():
+            raise InputError(
+                f"{label}: {file} has no measured run as a row, as {rows} is missing; the ledger of an experiment of layouts on "
+                "a stack, of which a run is done, is required"
+            )
+        return read_rows(os.fspath(rows), label)
+    return read_rows(os.fspath(path), label)
 
 
 def record_row(report: UtilisationReport, file: PathLike) -> UtilisationReport:

@@ -6,20 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardwise.layout import stack_of
+from shardwise.measure.calibrate.logged_runs import ledger_rows_file
 from shardwise.measure.calibrate.user_runs import MeasuredPeak, RunAsRow, append_row, run_to_row
 from shardwise.measure.experiments.candidates import Candidate
 from shardwise.measure.experiments.ledger import LedgerRow
 from shardwise.values import InputError
 
 
-def calibration_file(ledger: Path) -> Path:
-    """Return the file beside a ledger that has its measured runs as rows."""
-    return ledger.with_name(f"{ledger.stem}.calibrate.csv")
-
-
 def write_calibration_rows(ledger: Path, rows: Mapping[str, LedgerRow], candidates: Mapping[str, Candidate]) -> int:
     """Write the measured runs of candidates that a row can express, in place of the rows before, and return their number."""
-    file = calibration_file(ledger)
+    file = ledger_rows_file(ledger)
     file.unlink(missing_ok=True)
     measured = [_to_row(rows[name], candidate) for name, candidate in candidates.items() if name in rows]
     expressible = [row for row in measured if row is not None]

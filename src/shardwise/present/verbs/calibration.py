@@ -241,7 +241,10 @@ def calibrate(
     ],
     runs: Annotated[
         str | os.PathLike[str] | None,
-        Argument(flag="--runs", group="runs", metavar="FILE", help="a CSV file with the columns of the published rows"),
+        Argument(
+            flag="--runs", group="runs", metavar="FILE",
+            help="a CSV file with the columns of the published rows, or the ledger of an experiment",
+        ),
     ] = None,
     logged_runs: Annotated[
         Sequence[Sequence[str | os.PathLike[str]]],
