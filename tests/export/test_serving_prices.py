@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,45 @@ def test_faster_layouts_are_the_soonest_of_those_that_the_engine_runs():
     text = render_text(report_of(priced))
     assert "--tensor-parallel-size 4, without --data-parallel-size: a request in" in text
     assert sw.serve_read("vllm serve Qwen/Qwen3-32B -tp 2 -dp 2 --enforce-eager", "h100:4").faster == ()
+
+
+def test_limits_and_formats_are_changed_too():
+    """Of 64 requests 16 run at once: room for all, weights and cache in fp8, and all of these together are sooner."""
+    line = "vllm serve Qwen/Qwen3-32B -tp 4 --max-num-seqs 16"
+    priced = sw.serve_read(line, "h100:4", isl=4000, osl=500, concurrency=64)
+    by_kind = {item.changes: item for item in reversed(priced.faster)}
+    assert by_kind["limits"].options == {"max-num-seqs": 64}
+    assert (by_kind["formats"].checkpoint, by_kind["formats"].options) == ("Qwen/Qwen3-32B-FP8", {})
+    problem = replace(
+        priced.estimate.problem, batch_limits=BatchLimits(max_num_seqs=64, memory_fraction=0.92),
+    )  # fmt: skip
+    assert by_kind["limits"].request_s == estimate_serving(problem, ServingLayout(tp=4)).request_s
+    combined = priced.faster[-1]
+    assert combined.changes == "all of these"
+    assert combined.request_s < min(item.request_s for item in priced.faster[:-1]) < priced.estimate.request_s
+    assert "checkpoint Qwen/Qwen3-32B-FP8: a request in" in render_text(report_of(priced))
+    on_a100 = sw.serve_read(line, "a100-80gb:4", isl=4000, osl=500, concurrency=64)  # which has no products in fp8
+    assert "formats" not in {item.changes for item in on_a100.faster}
+
+
+@pytest.mark.parametrize(
+    ("line", "pool"),
+    [
+        ("vllm serve Qwen/Qwen3-32B -tp 4 --kv-transfer-config.kv_role kv_both", None),
+        ("vllm serve Qwen/Qwen3-32B -tp 4 --kv-transfer-config.kv_role kv_producer", "prefill"),
+        ("vllm serve Qwen/Qwen3-32B -tp 4 --kv-transfer-config.kv_role kv_consumer", "decode"),
+        ("sglang serve Qwen/Qwen3-32B --tp 4 --disaggregation-mode decode", "decode"),
+        ("sglang serve Qwen/Qwen3-32B --tp 4 --disaggregation-mode null", None),
+    ],
+)  # fmt: skip
+def test_a_pool_of_a_disaggregated_deployment_is_read_as_such(line, pool):
+    priced = sw.serve_read(line, "h100:4")
+    assert priced.reading.pool == pool
+    assert (priced.estimate is None) == (pool is not None)
+    if pool is not None:
+        assert priced.verdict == "not known"
+        assert f"the {pool} pool of a disaggregated deployment, which is not priced" in priced.reason
+        assert {field.name: field.value for field in priced.fields}["pool"] == pool
 
 
 def test_a_verdict_is_withheld_where_the_memory_is_not_priced():

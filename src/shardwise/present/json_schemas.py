@@ -91,7 +91,9 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
         "measure.microbenchmarks.benchmark_lines:BenchmarkResult", "measure.microbenchmarks.machine_benchmark:MachineRecord",
     ),
     "kernels": ("measure.kernel_ladders.workbench:KernelLadders",),
-    "calibrate": ("measure.calibrate.payloads:CalibrationRecord",),
+    "calibrate": (
+        "measure.calibrate.payloads:CalibrationRecord", "measure.serving.calibrated_launch:CalibratedServingRecord",
+    ),
     "tokenize": ("run.data.shard_index:CorpusPayload",),
     "verify": ("verify.training.plan_verification:VerificationRecord",),
     "rehearse": ("measure.reconcile.payloads:RehearsalRecord",),

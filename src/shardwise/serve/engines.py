@@ -68,7 +68,7 @@ class ServingEngine:
         >>> [get_serving_engine("vllm").default_fraction(release) for release in ("0.19.0", "0.32.0")]
         [0.9, 0.92]
         """
-        earlier = [known for known in self.memory_fractions if _version(known) <= _version(release)]
+        earlier = [version for version in self.memory_fractions if _version(version) <= _version(release)]
         return self.memory_fractions[max(earlier or self.memory_fractions, key=_version)]
 
     def batch_limits(self, limits: BatchLimits) -> BatchLimits:

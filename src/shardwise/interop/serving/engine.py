@@ -73,6 +73,7 @@ class Engine:
     it, with the checkpoint behind them, and `config_flag` the flag of its file of options. `to_options` returns the options of a
     launch, `from_options` a launch from options. `rules` yield what it cannot run. `added` are options of a launch that follow
     from how it is started, not from a plan. `starts_copies` returns whether one start can hold all replicas.
+    `read_pool` returns "prefill" or "decode" for the options of one pool of a disaggregated deployment, by `pool_option`.
 
     On several nodes, `node_options` are the words that the script on each node adds, `node_script` sets its variables,
     `node_prefix` stands before the command, and `group_words` are those of the leader and the workers of a LeaderWorkerSet.
@@ -103,6 +104,8 @@ class Engine:
     field_options: Mapping[str, tuple[str, ...]]  # options that each field of a launch is read from
     environment: str = ""  # beginning of the names of its variables
     model_flags: tuple[str, ...] = ()  # options that name the checkpoint
+    read_pool: Callable[[EngineOptions], str | None] = lambda reader: None
+    pool_option: str = ""
     file_counts_first: bool = False  # a value of the file of options counts before the command line's
 
     @property

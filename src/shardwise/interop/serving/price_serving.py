@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.hardware import Cluster
-from shardwise.interop.serving.faster_layouts import FasterServingLayout, list_faster_layouts
+from shardwise.interop.serving.faster_launches import FasterServingLaunch, list_faster_launches
 from shardwise.interop.serving.read_serving import ReadServing
 from shardwise.serve import (
     BatchLimits,
@@ -39,7 +39,7 @@ class ServingField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedServing:
-    """A launch that was read, its price, and layouts of the same devices that are `faster`.
+    """A launch that was read, its price, and changes on the same devices that are `faster`.
 
     `estimate` is None without a cluster, or where the model is not known; `reason` says why. `verdict` says whether it fits; it
     is "not known" where something changes the memory that is not priced.
@@ -51,7 +51,7 @@ class PricedServing:
     estimate: ServingEstimate | None
     verdict: ServingVerdict
     reason: str = ""
-    faster: tuple[FasterServingLayout, ...] = ()
+    faster: tuple[FasterServingLaunch, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -77,6 +77,12 @@ def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workl
             else f"the catalogue has no model {launch.checkpoint[:80]!r}"
         )
         return _unpriced(reading, cluster, workload, f"{reason}; --model names one, or gives its config.json")
+    if reading.pool is not None:
+        reason = (
+            f"the launch is the {reading.pool} pool of a disaggregated deployment, which is not priced: what it gives follows "
+            "from both pools and the transfer of the cache between them"
+        )
+        return _unpriced(reading, cluster, workload, reason)
     load = workload or DEFAULT_WORKLOAD
     if workload is None:
         notes.append(
@@ -97,7 +103,7 @@ def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workl
     return PricedServing(
         reading=reading, cluster=cluster, workload=load, estimate=estimate, verdict=verdict,
         reason="" if reading.memory_is_known else _memory_reason(reading), notes=tuple(notes),
-        faster=tuple(list_faster_layouts(reading, estimate)),
+        faster=tuple(list_faster_launches(reading, estimate)),
     )  # fmt: skip
 
 
@@ -125,6 +131,8 @@ def _list_fields(reading: ReadServing) -> Iterator[ServingField]:
     yield ServingField(name="engine", value=f"{reading.engine.title} {reading.engine.version}", origin=reading.source)
     model = launch.architecture.name if launch.architecture else "not known"
     yield ServingField(name="model", value=model, origin=launch.checkpoint)
+    if reading.pool is not None:
+        yield ServingField(name="pool", value=reading.pool, origin=f"--{reading.engine.pool_option}")
     limits, layout = launch.batch_limits, launch.layout
     values: Mapping[str, Any] = {
         "layout.tp": layout.tp, "layout.attention_dp": layout.attention_dp, "layout.pp": layout.pp, "layout.cp": layout.cp,
@@ -190,7 +198,7 @@ class ServingLaunchRecord(Payload):
     verdict: ServingVerdict
     reason: str
     price: ServingFiguresRead | None
-    faster: Sequence[FasterServingLayout]
+    faster: Sequence[FasterServingLaunch]
     notes: Sequence[str]
 
     @classmethod

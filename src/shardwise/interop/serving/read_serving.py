@@ -42,8 +42,8 @@ class ReadServing:
 
     `options` are all of it by the engine's names, `origins` the options that each field of the launch is read from, `not_priced`
     what an option or a variable changes ("model", "memory" or "time") that a price leaves out, and `unread` options that change
-    nothing. `replicas` of a manifest are among those of the layout;
-    `num_nodes` are those of one instance, where a manifest or an option says so.
+    nothing. `replicas` of a manifest are among those of the layout; `num_nodes` are those of one instance, where a manifest or an
+    option says so. `pool` is "prefill" or "decode" for one pool of a disaggregated deployment.
     """
 
     engine: Engine
@@ -56,6 +56,7 @@ class ReadServing:
     replicas: int | None = None
     num_nodes: int | None = None
     devices_per_node: int | None = None
+    pool: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -185,6 +186,7 @@ def _interpret(
     model = architecture or identify_checkpoint(name).architecture
     reader = EngineOptions(options, model, _has_experts(model, options))
     launch = target.from_options(reader, name)
+    pool = target.read_pool(reader)
     raise_read_problems(reader)
     rest = {option: value for option, value in options.items() if option not in reader.read_names | target.added}
     effects = {option: effect for option, value in rest.items() if (effect := target.effect_of(option, value))}
@@ -196,7 +198,7 @@ def _interpret(
         origins=target.origins(options, name), not_priced={**reader.unpriced, **effects, **variables},
         unread=tuple(option for option in rest if option not in effects), source=command.source,
         replicas=command.replicas, num_nodes=options.get("nnodes") or command.num_nodes, devices_per_node=command.devices,
-        notes=tuple(notes),
+        pool=pool, notes=tuple(notes),
     )  # fmt: skip
 
 

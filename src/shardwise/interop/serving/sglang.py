@@ -136,6 +136,12 @@ def _read_redundant_experts(reader: EngineOptions) -> int:
     return 0
 
 
+def _read_pool(reader: EngineOptions) -> str | None:
+    """Return the pool of a disaggregated deployment that the launch is."""
+    mode = str(reader.options.get("disaggregation-mode"))
+    return mode if mode in ("prefill", "decode") else None
+
+
 def _read_chunk(reader: EngineOptions, attention_dp: int) -> tuple[bool, int | None]:
     """Return whether inputs are cut into chunks, and the tokens of a pass of one copy of attention."""
     chunk, prefill_tokens = reader.get("chunked-prefill-size"), reader.get_count("max-prefill-tokens")
@@ -219,5 +225,5 @@ ENGINE = Engine(
         "batch_limits.chunked_prefill": ("chunked-prefill-size",),
         "batch_limits.mtp_tokens": ("speculative-algorithm", "speculative-num-steps"), "max_model_len": ("context-length",),
     },
-    environment="SGLANG_", model_flags=("model-path",),
+    environment="SGLANG_", model_flags=("model-path",), read_pool=_read_pool, pool_option="disaggregation-mode",
 )  # fmt: skip

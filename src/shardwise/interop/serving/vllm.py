@@ -125,6 +125,17 @@ def _read_redundant_experts(reader: EngineOptions) -> int:
     return count
 
 
+# Roles of a connector that moves the cache between pools. Source: vLLM 0.32.0, KVTransferConfig.kv_role; "kv_both" is that of a
+# store beside one engine, or of either pool (NixlConnector), so that it says no pool.
+POOLS: Mapping[str, str] = {"kv_producer": "prefill", "kv_consumer": "decode"}
+
+
+def _read_pool(reader: EngineOptions) -> str | None:
+    """Return the pool of a disaggregated deployment that the launch is."""
+    config = reader.options.get("kv-transfer-config")
+    return POOLS.get(str(config.get("kv_role"))) if isinstance(config, dict) else None
+
+
 def _read_length(reader: EngineOptions) -> int | None:
     """Return the longest request; -1 leaves it to the free memory."""
     if reader.get("max-model-len") == -1:
@@ -242,5 +253,5 @@ ENGINE = Engine(
         "batch_limits.mtp_tokens": ("speculative-config", "spec-method", "spec-model", "spec-tokens"),
         "max_model_len": ("max-model-len",),
     },
-    environment="VLLM_", model_flags=("model",),
+    environment="VLLM_", model_flags=("model",), read_pool=_read_pool, pool_option="kv-transfer-config",
 )  # fmt: skip

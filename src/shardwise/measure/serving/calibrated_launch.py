@@ -81,7 +81,7 @@ class CalibratedServingRecord(Payload):
     engine: str
     chip: str
     model_name: str
-    layout: ServingLayout
+    layout_text: str
     formats: ServingFormats
     calibration: ServingCalibration
     results: Sequence[ComparedResult]
@@ -92,7 +92,8 @@ class CalibratedServingRecord(Payload):
         problem = calibrated.problem
         return cls(
             engine=problem.engine, chip=problem.cluster.chip.name, model_name=problem.architecture.name,
-            layout=calibrated.layout, formats=problem.formats, calibration=calibrated.calibration, results=calibrated.results,
+            layout_text=str(calibrated.layout), formats=problem.formats, calibration=calibrated.calibration,
+            results=calibrated.results,
         )  # fmt: skip
 
 

@@ -38,13 +38,15 @@ def serving_launch_report(priced: PricedServing) -> Report:
 
 
 def _faster(priced: PricedServing) -> Iterator[Block]:
-    """Yield layouts of the same devices with the options that change, and what they give."""
+    """Yield changes on the same devices with the options that they take, and what they give."""
     if not priced.faster:
         is_priced = priced.reading.memory_is_known
-        yield "  no layout of those that were priced" if is_priced else "  not known, as the memory is not"
+        yield "  nothing of what was priced" if is_priced else "  not known, as the memory is not"
     for index, item in enumerate(priced.faster):
+        checkpoint = [f"checkpoint {item.checkpoint}"] if item.checkpoint else []
         options = ", ".join(
-            f"without --{name}" if value is None else f"--{name} {value}" for name, value in item.options.items()
+            checkpoint
+            + [f"without --{name}" if value is None else f"--{name} {value}" for name, value in item.options.items()]
         )
         request = Number(
             format_seconds(item.request_s), item.request_s, "s", f"faster.{index}.request_s", None, "prediction"
