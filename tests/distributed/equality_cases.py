@@ -108,6 +108,7 @@ CASES = {
     ),
     "biased cp 2 zigzag": Case("biased", Layout(cp=2, cp_variant="zigzag", micro_batch_seqs=2)),
     "moe tp 2 sp": Case("moe", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "routed ep 2 without ZeRO": Case("routed", Layout(fsdp=2, ep=2, micro_batch_seqs=2)),
     "routed ep 2 zero-1": Case("routed", Layout(fsdp=2, ep=2, zero_stage=1, micro_batch_seqs=2)),
     "routed ep 2 fsdp 4 zero-3, full recompute": Case("routed", Layout(fsdp=4, ep=2, zero_stage=3, recompute="full")),
     "routed ep 2 zero-3, experts whole over fsdp": Case("routed", Layout(fsdp=2, ep=2, zero_stage=3)),

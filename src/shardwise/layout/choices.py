@@ -166,7 +166,7 @@ class Choices(DegreeLimits):
         pinned = {*self.asked, *self.pins, *(("etp",) if self.etp else ())}
         rules = layout_rules(
             self.stack, equal_stages=has_choice, divisible=self.divisible, runnable=self.runnable,
-            domain=None if "async_tp" in pinned else self.domain,
+            domain=None if "async_tp" in pinned else self.domain, sharded_replicas=len(self.zero_stage) > 1,
         )  # fmt: skip
         # A stack that is known only by its kind may have what is pinned.
         knows_pinned = self.stack is None or self.stack.is_known

@@ -18,7 +18,7 @@ from shardwise.interop.frameworks.trainers.adapter_options import (
     script_quantization,
 )
 from shardwise.interop.frameworks.training_script_models import find_script_model, script_model_name
-from shardwise.interop.launches.launch import Launch
+from shardwise.interop.launches.launch import Launch, plain_replica_fields
 from shardwise.interop.launches.launch_scripts import (
     LENGTH_MAPPING,
     PORT,
@@ -213,8 +213,10 @@ def _read_replicas(reader: OptionReader) -> int:
 def _read_zero(reader: OptionReader) -> Mapping[str, Any]:
     stage, replicas = reader.get(STAGE, 0), _read_replicas(reader)
     stage = stage if replicas * _get_degree(reader, CP) > 1 else 0  # one device has nothing to shard
-    degrees = {"layout.fsdp": replicas} if stage else {"layout.dp": replicas}
-    return {**degrees, "layout.zero_stage": stage}
+    if stage:
+        return {"layout.fsdp": replicas, "layout.zero_stage": stage}
+    experts = _read_experts(reader)
+    return plain_replica_fields(replicas, experts["layout.ep"], _get_degree(reader, TP), experts["layout.etp"])
 
 
 def _expert_options(launch: Launch) -> Options:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardwise.hardware import get_stack
 from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanotron, shardwise_engine
 from shardwise.interop.frameworks.maxtext import launch_config
-from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
+from shardwise.interop.frameworks.megatron import bridge_recipe, deepspeed_fork, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
 from shardwise.interop.frameworks.trainers import axolotl, llama_factory, sft_scripts
 from shardwise.interop.launches.export_launch import ExportedLaunch, export
@@ -25,13 +25,9 @@ _TARGETS = (
     accelerate.TARGET, launch_config.TPU, launch_config.GPU, nanotron.TARGET, shardwise_engine.SLURM, shardwise_engine.SKYPILOT,
 )  # fmt: skip
 TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
-# Targets whose launches are read: trainers too, which are not written.
-READERS: Mapping[str, Target] = {
-    **TARGETS,
-    **{
-        target.name: target for target in (axolotl.TARGET, llama_factory.TARGET, sft_scripts.OPENRLHF, sft_scripts.VERL)
-    },
-}
+# Targets whose launches are read: trainers and Megatron-DeepSpeed too, which are not written.
+_READ_ONLY = (axolotl.TARGET, llama_factory.TARGET, sft_scripts.OPENRLHF, sft_scripts.VERL, deepspeed_fork.TARGET)
+READERS: Mapping[str, Target] = {**TARGETS, **{target.name: target for target in _READ_ONLY}}
 
 
 def get_target(name: str) -> Target:

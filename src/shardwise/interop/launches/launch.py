@@ -88,6 +88,17 @@ def _flatten(tree: LaunchFields, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
+def plain_replica_fields(replicas: int, ep: int, tp: int, etp: int | None) -> LaunchFields:
+    """Return the layout's fields of replicas without ZeRO: `fsdp` is what expert parallelism borrows, and `dp` the rest.
+
+    Raises `InputError` if the replicas cannot lend as much.
+    """
+    lent = max(ep * (etp or tp) // tp, 1)
+    if replicas % lent:
+        raise InputError(f"expert parallelism of {ep} takes {lent} of {replicas} replicas; a divisor is required")
+    return {"layout.dp": replicas // lent, "layout.fsdp": lent, "layout.zero_stage": 0}
+
+
 def cluster_machines(cluster: Cluster) -> Machines:
     """Return the machines of a cluster.
 

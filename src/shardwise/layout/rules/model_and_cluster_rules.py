@@ -271,9 +271,11 @@ LEGALITY_RULES: tuple[LayoutRule, ...] = (
         ),
     ),
     LayoutRule(
+        # Experts are borrowed from fsdp, with ZeRO or without it.
         "zero_axes", "layout", ("zero_stage", "fsdp", "cp"),
         lambda c: (
-            ((c["zero_stage"] > 0) | (c["fsdp"] == 1)) & ((c["zero_stage"] == 0) | (c["fsdp"] * c["cp"] > 1))
+            ((c["zero_stage"] > 0) | (c["fsdp"] == 1) | bool(c.model.num_experts))
+            & ((c["zero_stage"] == 0) | (c["fsdp"] * c["cp"] > 1))
         ),
         lambda c: (
             f"zero_stage = {c['zero_stage']} with fsdp·cp = {c['fsdp'] * c['cp']}: ZeRO shards over fsdp and cp, and fsdp is for "
@@ -326,6 +328,15 @@ EQUAL_STAGES = LayoutRule(
         f"{c.model.num_layers} layers over pp·num_virtual_stages = {c['pp'] * c['num_virtual_stages']} virtual stages are not "
         "alike, and some would wait for others; choose other numbers, or pin num_virtual_stages"
     ),
+)  # fmt: skip
+
+
+# Asked of a search that may choose the ZeRO stage: without ZeRO, replicas that lend to ep repeat a state that ZeRO-1 would shard
+# at no cost.
+SHARDED_REPLICAS = LayoutRule(
+    "sharded_replicas", "layout", ("zero_stage", "fsdp", "ep"),
+    lambda c: (c["zero_stage"] > 0) | (c["fsdp"] == 1),
+    lambda c: f"zero_stage = 0 with ep = {c['ep']} repeats a state that ZeRO-1 shards at no cost; pin zero_stage=0 for it",
 )  # fmt: skip
 
 

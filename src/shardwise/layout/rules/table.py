@@ -9,7 +9,13 @@ from shardwise.layout.layers_per_stage import min_layers_per_stage, stage_placem
 from shardwise.layout.layout import Layout, cp_variant_names
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
-from shardwise.layout.rules.model_and_cluster_rules import EQUAL_STAGES, EVEN_BATCH, LEGALITY_RULES, tensor_set_problems
+from shardwise.layout.rules.model_and_cluster_rules import (
+    EQUAL_STAGES,
+    EVEN_BATCH,
+    LEGALITY_RULES,
+    SHARDED_REPLICAS,
+    tensor_set_problems,
+)
 from shardwise.layout.rules.recurrence_rules import RECURRENCE_RULES
 from shardwise.layout.rules.stack_abilities import async_tp_domain_rule, stack_rules
 from shardwise.layout.sharding_scheme import Degrees, ParallelMode
@@ -19,13 +25,13 @@ from shardwise.values import InputError, Value
 
 def layout_rules(
     stack: Stack | None = None, *, equal_stages: bool = False, divisible: bool = False, runnable: bool = False,
-    domain: int | None = None,
+    domain: int | None = None, sharded_replicas: bool = False,
 ) -> tuple[LayoutRule, ...]:  # fmt: skip
     """Return the rules that layouts must keep, in the order in which a search counts what breaks them.
 
-    Legality comes first, then what a search asks for: `equal_stages` for virtual stages with equally many layers, `divisible`
-    for a batch without idle replicas, `runnable` for what `train` runs. `domain` limits asynchronous tensor parallelism to so
-    many devices, and `stack` adds what that stack has.
+    Legality comes first, then what a search asks for: `sharded_replicas` for ZeRO where replicas lend to ep, `equal_stages` for
+    virtual stages with equally many layers, `divisible` for a batch without idle replicas, `runnable` for what `train` runs.
+    `domain` limits asynchronous tensor parallelism to so many devices, and `stack` adds what that stack has.
 
     >>> [rule.name for rule in layout_rules(divisible=True) if rule.source == "job"]
     ['sequence_by_cp', 'sequence_by_tp', 'micro_batch', 'schedule_batch', 'even_batch']
@@ -33,6 +39,7 @@ def layout_rules(
     return (
         *LEGALITY_RULES,
         *RECURRENCE_RULES,
+        *(SHARDED_REPLICAS,) * sharded_replicas,
         *(EQUAL_STAGES,) * equal_stages,
         *(EVEN_BATCH,) * divisible,
         *ENGINE_RULES * runnable,

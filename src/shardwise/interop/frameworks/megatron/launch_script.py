@@ -190,20 +190,7 @@ def _read_files(files: LaunchFiles) -> Options:
         raise InputError(
             f"{', '.join(scripts)}: {program} is no training of a decoder; pretrain_gpt.py is what can be read"
         )
-    return _from_deepspeed_forms(parse_flags(command.arguments, option_table("megatron")))
-
-
-def _from_deepspeed_forms(options: Options) -> Options:
-    """Return the options of Megatron-DeepSpeed's fork as Megatron-LM has them; those of Megatron-LM itself are unchanged.
-
-    One expert is a plain MLP there, and the words of a choice are in small letters. Source: Megatron-DeepSpeed,
-    megatron/arguments.py (`--num-experts`, default [1]; `--normalization`).
-    """
-    if not any(name.startswith("deepspeed") for name in options):
-        return options
-    normalization = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}.get(str(options.get("normalization")))
-    plain = {name: value for name, value in options.items() if name != "num-experts" or str(value) not in ("1", "[1]")}
-    return {**plain, **({"normalization": normalization} if normalization else {})}
+    return parse_flags(command.arguments, option_table("megatron"))
 
 
 def _missing_modules(launch: Launch) -> list[str]:

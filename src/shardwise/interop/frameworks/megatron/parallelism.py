@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardwise.interop.launches.launch import Launch
+from shardwise.interop.launches.launch import Launch, plain_replica_fields
 from shardwise.interop.launches.target import OptionMapping, OptionReader, add_options, map_flag, map_value
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout import layers_by_virtual_stage
@@ -92,7 +92,10 @@ def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
     ):  # PyTorch's own, which gathers weights again for the backward pass unless told not to
         stage = 2 if reader.get("torch-fsdp2-no-reshard-after-forward", False) else 3
     if not stage:
-        return {"layout.dp": replicas, "layout.zero_stage": 0}
+        experts = _read_experts(reader)
+        return plain_replica_fields(
+            replicas, experts["layout.ep"], reader.get("tensor-model-parallel-size", 1), experts["layout.etp"]
+        )
     return {"layout.dp": instances, "layout.fsdp": replicas // instances, "layout.zero_stage": stage}
 
 
