@@ -94,8 +94,8 @@ def _refuse_unpriced(settings: Options) -> None:
 
 def _stage_of_template(text: str, source: str) -> int | None:
     """Return the stage that a script fills into a template of the configuration, as its examples do; None without one."""
-    words = chain.from_iterable(list_commands(text, ShellVariables(source), is_python_script))
-    matches = (_TEMPLATE_STAGE.fullmatch(word) for word in words)
+    tokens = chain.from_iterable(list_commands(text, ShellVariables(source), is_python_script))
+    matches = (_TEMPLATE_STAGE.fullmatch(token) for token in tokens)
     return next((parse_integer(match[1]) for match in matches if match), None)
 
 
@@ -229,11 +229,15 @@ def _expert_fields(reader: OptionReader) -> Mapping[str, Any]:
             f"{interval} of {layers} layers), is required"
         )
     by_layer = _experts_by_layer(counts, layers, interval)
-    most = max(counts)
-    names = {most: BASE_LAYER, 0: DENSE_KIND, **{count: f"experts_{count}" for count in counts if count != most}}
-    kinds = {names[count]: {"num_experts": count} if count else NO_EXPERTS for count in set(by_layer) - {most}}
+    max_experts = max(counts)
+    names = {
+        max_experts: BASE_LAYER,
+        0: DENSE_KIND,
+        **{count: f"experts_{count}" for count in counts if count != max_experts},
+    }
+    kinds = {names[count]: {"num_experts": count} if count else NO_EXPERTS for count in set(by_layer) - {max_experts}}
     return {
-        "model.num_experts": most, "model.experts_per_token": min(topk, most),
+        "model.num_experts": max_experts, "model.experts_per_token": min(topk, max_experts),
         "numerics.normalised_gates": topk > 1,
         **({"model.layer_kinds": kinds, "model.layer_pattern": tuple(names[count] for count in by_layer)} if kinds else {}),
     }  # fmt: skip
