@@ -18,10 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN
+from shardwise.model.mixer_builder import add_recurrent_mixer
 from shardwise.model.operations import SEGMENTS, Recurrence, SegmentState
 from shardwise.model.parameters_and_flops import layer_training_flops, program_flops
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.model.recurrent_mixers import RecurrentMixer, add_recurrent_mixer
+from shardwise.model.recurrent_mixers import RecurrentMixer
 from shardwise.sharding import Spec
 from shardwise.values import SymbolValues
 

@@ -18,9 +18,10 @@ from torch import nn
 from shardwise.derive.sharded_unit import derive_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.block_parts import HIDDEN
+from shardwise.model.mixer_builder import add_recurrent_mixer
 from shardwise.model.numerics import NORM_EPSILON
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.model.recurrent_mixers import RecurrentMixer, add_recurrent_mixer
+from shardwise.model.recurrent_mixers import RecurrentMixer
 from shardwise.model.structure import ModelStructure
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Mesh
@@ -158,6 +159,23 @@ def _lfm2() -> nn.Module:
     return _module("lfm2.modeling_lfm2", "Lfm2ShortConv", config)
 
 
+class _RecurrentGemma(nn.Module):
+    """A recurrent block of RecurrentGemma, which takes the positions of its tokens."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x, torch.arange(x.shape[1])[None], None, use_cache=False)
+
+
+def _recurrent_gemma() -> nn.Module:
+    config = _config("RecurrentGemmaConfig", hidden_size=WIDTH, num_attention_heads=3, lru_width=15, conv1d_width=4)
+    path = "recurrent_gemma.modeling_recurrent_gemma"
+    return _RecurrentGemma(_module(path, "RecurrentGemmaRecurrentBlock", config))
+
+
 def _split(array: Any, sizes: Mapping[str, int], axis: int = 0) -> Arrays:
     """Return named parts of an array along an axis."""
     ends = np.cumsum(list(sizes.values()))
@@ -280,6 +298,22 @@ def _mamba1(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     }  # fmt: skip
 
 
+def _rg_lru(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
+    blocks, width = mixer.dims["L"], mixer.dims["X"]
+    stored = {name.removeprefix("module."): array for name, array in stored.items()}
+    gates = {"i": "input_gate", "r": "recurrent_gate"}
+    return {
+        **{f"w_{name}": stored[f"linear_{m}.weight"].reshape(blocks, width, WIDTH) for name, m in (("x", "x"), ("z", "y"))},
+        **{f"{name}.bias": stored[f"linear_{m}.bias"].reshape(blocks, width) for name, m in (("x", "x"), ("z", "y"))},
+        **{f"w_{name}": stored[f"rg_lru.{gate}_weight"].swapaxes(1, 2) for name, gate in gates.items()},
+        **{f"{name}.bias": stored[f"rg_lru.{gate}_bias"] for name, gate in gates.items()},
+        "x_conv": stored["conv_1d.weight"][:, 0].T.reshape(-1, blocks, width),
+        "x_conv.bias": stored["conv_1d.bias"].reshape(blocks, width),
+        "log_rate": stored["rg_lru.recurrent_param"].reshape(blocks, width),
+        "w_out": stored["linear_out.weight"].T.reshape(blocks, width, WIDTH), "out.bias": stored["linear_out.bias"],
+    }  # fmt: skip
+
+
 def _short_conv(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     sizes = dict.fromkeys(("gate_in", "gate_out", "x"), mixer.dims["L"])
     weights = {f"w_{name}": part for name, part in _split(stored["in_proj.weight"], sizes).items()}
@@ -348,6 +382,13 @@ JUDGES: dict[str, Judge] = {
         ),
         _mamba1,
     ),
+    "RecurrentGemma": Judge(
+        _recurrent_gemma,
+        RecurrentMixer(
+            kind="rg_lru", num_heads=3, key_dim=5, head_dim=5, conv_width=4, conv_bias=True, projection_bias=True
+        ),
+        _rg_lru,
+    ),
     "LFM2": Judge(
         _lfm2,
         RecurrentMixer(kind="short_conv", num_heads=WIDTH, conv_width=3, conv_bias=True, projection_bias=True),
@@ -403,6 +444,7 @@ def test_mixers_equal_modules_of_transformers(name: str) -> None:
     sizes = {**judge.mixer.dims, "B": SEQS, "T": POSITIONS, "D": WIDTH, "V": 1}
     devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), sizes)
     devices.constants = {"y": (HIDDEN, x), "loss_scale": ((), np.array(0.5))}
+    devices.constants["positions"] = (("T",), np.arange(POSITIONS))
     if "fixed_decay" in program.inputs:
         devices.constants["fixed_decay"] = ((*HIDDEN[:2], "L"), _fixed_decays(judge.mixer.num_heads))
     for weight, array in weights.items():

@@ -15,9 +15,10 @@ from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN, TOKENS, add_norm
 from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
+from shardwise.model.mixer_builder import add_recurrent_mixer
 from shardwise.model.operations import Lookup, Scan
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.model.recurrent_mixers import RecurrentMixer, add_recurrent_mixer
+from shardwise.model.recurrent_mixers import RecurrentMixer
 from shardwise.run.numpy.step import UnitStepResult, derived_traffic, run_step
 from shardwise.sharding import Mesh
 

@@ -37,6 +37,9 @@ MIXERS = {
     "mamba1": RecurrentMixer(
         kind="mamba1", num_heads=8, key_dim=4, gate_rank=4, conv_width=3, conv_bias=True, step_norms=True
     ),
+    "rg_lru": RecurrentMixer(
+        kind="rg_lru", num_heads=4, key_dim=4, head_dim=4, conv_width=3, conv_bias=True, projection_bias=True
+    ),
     "short_conv": RecurrentMixer(kind="short_conv", num_heads=8, conv_width=3, conv_bias=True, projection_bias=True),
 }
 SPARSE = {"sparse attention": SparseAttention(), "blocks of keys": SparseAttention(num_selected=2, block=3)}

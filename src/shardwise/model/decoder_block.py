@@ -7,9 +7,10 @@ from functools import partial
 
 from shardwise.model.attention_block import AttentionBuilder
 from shardwise.model.block_parts import HIDDEN, TOKENS
+from shardwise.model.mixer_builder import add_recurrent_mixer
 from shardwise.model.operations import HashedRoute, Route
 from shardwise.model.program import ModelPart, Role
-from shardwise.model.recurrent_mixers import RecurrentStructure, add_recurrent_mixer
+from shardwise.model.recurrent_mixers import RecurrentStructure
 from shardwise.model.residual_streams import StreamBuilder
 from shardwise.model.structure import ACTIVATION_WEIGHTS, NORMS_BEFORE, NORMS_BEHIND
 

@@ -19,6 +19,7 @@ from shardwise.model.block_parts import HIDDEN, TOKENS, add_norm
 from shardwise.model.decoder import MTP_BLOCK_PREFIX, add_embedding, add_logits, carry_program
 from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
+from shardwise.model.mixer_builder import MixerBuilder, state_dims
 from shardwise.model.operations import (
     SLOTS,
     AddVectorOnce,
@@ -35,7 +36,7 @@ from shardwise.model.operations import (
 from shardwise.model.operations.recurrences import UpdateRule
 from shardwise.model.placeholder_sizes import placeholder_architecture
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
-from shardwise.model.recurrent_mixers import MixerBuilder, RecurrentStructure
+from shardwise.model.recurrent_mixers import RecurrentStructure
 from shardwise.model.structure import ModelStructure
 
 CACHE_ROWS = ("B", SLOTS)
@@ -213,9 +214,8 @@ class _CachedMixerBuilder(MixerBuilder):
         self, rule: UpdateRule, operands: tuple[str, ...], values: Dims, *, rates: str | None = None, name: str = "",
         scales_queries: bool = False,
     ) -> str:  # fmt: skip
-        heads = tuple(dim for dim in values if dim != "X")
-        width = values[len(heads) :]
-        before, after = self.caches.rest(f"{self.prefix}{name}state", ("B", *heads, "N", *width), Role.RECURRENT_STATE)
+        dims = ("B", *state_dims(rule, values))
+        before, after = self.caches.rest(f"{self.prefix}{name}state", dims, Role.RECURRENT_STATE)
         out = self.tensor(f"{name}scanned", (*TOKENS, *values))
         operands = (*operands, *([rates] if rates else []), before)
         return self.builder.add(

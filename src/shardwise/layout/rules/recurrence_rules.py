@@ -15,7 +15,8 @@ SEGMENTED_PARTS: Mapping[bool, str] = {True: "states of recurrences", False: "wi
 CONTIGUOUS_VARIANTS = tuple(name for name in cp_variant_names() if get_cp_variant(name).sequence_pieces == 1)
 # What tensor parallelism splits of a recurrence, by kind (`model.recurrent_mixers`, dim L).
 SPLIT_PARTS: Mapping[str, str] = {
-    "gated_delta": "heads of keys", "kimi_delta": "heads", "mamba1": "channels", "short_conv": "channels",
+    "gated_delta": "heads of keys", "kimi_delta": "heads", "mamba1": "channels", "rg_lru": "blocks of channels",
+    "short_conv": "channels",
 }  # fmt: skip
 
 

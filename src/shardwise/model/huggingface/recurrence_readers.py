@@ -132,6 +132,17 @@ def _read_jamba(config: TrackedConfig) -> MixerFields:
     return {**_read_mamba1(config), "step_norms": True}
 
 
+def _read_rg_lru(config: TrackedConfig) -> MixerFields:
+    blocks, width = read_first("num_attention_heads")(config), read_optional(None, "lru_width")(config)
+    width = read_d_model(config) if width is None else width
+    if width % blocks:
+        raise ValueError(f"a width of {width} does not divide over {blocks} blocks")
+    return {
+        "kind": "rg_lru", "num_heads": blocks, "key_dim": width // blocks, "head_dim": width // blocks,
+        "conv_width": read_first("conv1d_width")(config), "norm": "none", "conv_bias": True, "projection_bias": True,
+    }  # fmt: skip
+
+
 def _read_short_conv(config: TrackedConfig) -> MixerFields:
     return {
         "kind": "short_conv", "num_heads": read_d_model(config), "conv_width": read_first("conv_L_cache")(config), "norm": "none",
@@ -143,5 +154,5 @@ RECURRENCE_READERS: Mapping[str, FieldReader] = {
     "gated_delta": _read_gated_delta, "kimi_delta": _read_kimi_delta, "bailing_delta": _read_bailing_delta,
     "lightning": _read_lightning, "mlstm": _read_mlstm, "mamba2": _read_mamba2,
     "expanded_mamba2": _read_expanded_mamba2, "falcon_mamba2": _read_falcon_mamba2, "mamba1": _read_mamba1,
-    "pure_mamba": _read_pure_mamba, "jamba": _read_jamba, "short_conv": _read_short_conv,
+    "pure_mamba": _read_pure_mamba, "jamba": _read_jamba, "rg_lru": _read_rg_lru, "short_conv": _read_short_conv,
 }  # fmt: skip

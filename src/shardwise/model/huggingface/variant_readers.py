@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.model.huggingface.field_readers import SIZE_READERS, FieldReader, TrackedConfig, read_first
+from shardwise.model.huggingface.field_readers import (
+    SIZE_READERS,
+    FieldReader,
+    TrackedConfig,
+    read_first,
+    read_optional,
+)
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
 
 
@@ -38,12 +44,16 @@ def _read_doubled_width(config: TrackedConfig) -> Any:
     return 2 * SIZE_READERS["head_dim"](config)
 
 
-def _read_halved_width(config: TrackedConfig) -> Any:
-    """Return the width of a gated MLP whose config has that of both its input matrices."""
-    width = read_first("ffn_dim")(config)
-    if not isinstance(width, int) or width % 2:
-        raise ValueError(f"ffn_dim is {width!r}; an even number is required, half for the gate")
-    return width // 2
+def _read_halved_width(key: str) -> FieldReader:
+    """Read the width of a gated MLP whose config has that of both its input matrices."""
+
+    def read(config: TrackedConfig) -> Any:
+        width = read_first(key)(config)
+        if not isinstance(width, int) or width % 2:
+            raise ValueError(f"{key} is {width!r}; an even number is required, half for the gate")
+        return width // 2
+
+    return read
 
 
 def _read_padded_rows(config: TrackedConfig) -> Any:
@@ -112,7 +122,8 @@ def _read_sliding_width(config: TrackedConfig) -> Any:
 VARIANT_READERS: Mapping[str, FieldReader] = {
     "laguna_gate": _read_laguna_gate, "doubled_kv_heads": _read_doubled_kv_heads,
     "halved_heads": _read_halved("num_attention_heads"), "halved_kv_heads": _read_halved("num_key_value_heads"),
-    "doubled_width": _read_doubled_width, "halved_width": _read_halved_width, "width_of_heads": _read_width_of_heads,
+    "doubled_width": _read_doubled_width, "halved_width": _read_halved_width("ffn_dim"),
+    "halved_intermediate_size": _read_halved_width("intermediate_size"), "width_of_heads": _read_width_of_heads,
     "xlstm_width": _read_xlstm_width, "dots_shared_width": _read_dots_shared_width,
     "padded_rows": _read_padded_rows,
     "half_window": _read_half_window, "sliding_width": _read_sliding_width, "sliding_heads": _read_sliding("num_attention_heads"),
@@ -176,9 +187,17 @@ def _smollm3_positions(config: TrackedConfig, num_layers: int) -> list[str]:
     return ["rotary" if is_rotary else "nope" for is_rotary in listed]
 
 
+def _repeated_blocks(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return the type of each layer of RecurrentGemma, whose config has a period of them."""
+    period = read_optional(("recurrent", "recurrent", "attention"), "block_types")(config)
+    if not isinstance(period, (list, tuple)) or not period:
+        raise ValueError(f"block_types is {period!r}; a list of a period of layers is required")
+    return [*(list(period) * num_layers)[:num_layers]]
+
+
 VARIANT_LISTS: Mapping[str, ListReader] = {
     "ernie_experts": _ernie_experts, "first_dense": _first_dense, "three_dense": _three_dense,
     "dots_layers": _dots_layers, "first_has_no_norm": _first_has_no_norm, "first_of_n": _first_of_n, "alternating": _alternating,
-    "smollm3_positions": _smollm3_positions,
+    "smollm3_positions": _smollm3_positions, "repeated_blocks": _repeated_blocks,
     "first_and_every_sixth": _first_and_every_sixth,
 }  # fmt: skip

@@ -207,7 +207,8 @@ class SelectSlots(Operation):
 class CachedRecurrence(SequenceRecurrence):
     """Outputs [B, T, *heads, X] of a recurrence over the new tokens of each sequence, and the state that they leave.
 
-    Inputs: those of `Recurrence` without the segments, and the state [B, *heads, N, X] that rests between passes. A row is one
+    Inputs: those of `Recurrence` without the segments, and the state [B, *heads, N, X] that rests between passes (without keys
+    as the values). A row is one
     sequence, and its tokens are required unsharded.
     """
 
@@ -217,14 +218,14 @@ class CachedRecurrence(SequenceRecurrence):
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
         *tokens, state = specs
-        values = tokens[2].with_axes(self.sequence, ())
+        values = tokens[self.value_position].with_axes(self.sequence, ())
         for dim in (values.dims[0], *self.heads(values)):
             values = values.with_axes(dim, state.axes_of(dim))
         operands = tuple(self.sharding_of(values, spec.dims) for spec in tokens)
         return OperationSharding((*operands, state), (self.sharding_of(values, values.dims), state))
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
-        return self.products(sharding.inputs[2], sharding.inputs[1], FORWARD_PRODUCTS[self.rule])
+        return self.products(sharding.inputs[self.value_position], sharding.inputs[1], FORWARD_PRODUCTS[self.rule])
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,18 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
         flops_per_element=5,
         runnable=False,
     ),
+    # RG-LRU (De et al. 2024, Griffin, 2.4): decays -8 softplus(rate) sigmoid(x), and what is written, times sqrt(1 - decay²), but
+    # for the first token
+    "gated_decay": ElementwiseFunction(
+        (FunctionGradient("gated_decay_dx", (0, 1)), FunctionGradient("gated_decay_drate", (0, 1))),
+        flops_per_element=8,
+        runnable=False,
+    ),
+    "normalised_write": ElementwiseFunction(
+        (FunctionGradient("normalised_write_dx", (1, 2)), FunctionGradient("normalised_write_ddecay", (0, 1, 2)), None),
+        flops_per_element=4,
+        runnable=False,
+    ),
     # The same of a gate (Wang et al. 2023, BitNet b1.58; its code has it in place of SiLU)
     "gated_relu2": ElementwiseFunction(
         (FunctionGradient("gated_relu2_dgate", (0, 1)), FunctionGradient("gated_relu2_dup", (0,))), flops_per_element=3

@@ -1,9 +1,12 @@
-"""Recurrences over the sequence with a matrix as state: linear attention, the gated delta rule, state space models.
+"""Recurrences over the sequence: linear attention, the gated delta rule, state space models, gated linear recurrences.
 
 A head has a state S [N, X]; a token decays it, adds its key's and value's outer product, and reads it with its query:
 
     S' = exp(decay_t) S          additive: S = S' + k_t v_t^T          delta: S = S' + k_t beta_t (v_t - S'^T k_t)^T
     output_t = S^T q_t
+
+An elementwise recurrence has no keys: its state is as wide as a value, S = S' + v_t with a decay for each element, and is the
+output itself.
 
 Devices that split the sequence have a segment of it each. Each computes what its segment makes of a state (`SegmentState`): the
 state that it leaves when it starts from zero, and the transition that a state before it goes through. These are gathered, and
@@ -11,9 +14,10 @@ each device starts from the state that the segments before its own leave (`Recur
 gradient of the state before its segment (`SegmentAdjoint`); these are gathered too, and each device starts from the gradient of
 its last state by the segments after its own (`RecurrenceGradient`).
 
-Sources: Katharopoulos et al. 2020 (linear attention); Dao and Gu 2024 (Mamba-2, arXiv 2405.21060); Yang et al. 2024 (Gated
-DeltaNet, arXiv 2412.06464); Kimi Team 2025 (Kimi Linear, arXiv 2510.26692); Sun et al. 2025 (LASP-2, arXiv 2502.07563), which
-gathers the states of the segments; flash-linear-attention, ops/cp, which does so for the delta rule.
+Sources: Katharopoulos et al. 2020 (linear attention); De et al. 2024 (RG-LRU, arXiv 2402.19427); Dao and Gu 2024 (Mamba-2,
+arXiv 2405.21060); Yang et al. 2024 (Gated DeltaNet, arXiv 2412.06464); Kimi Team 2025 (Kimi Linear, arXiv 2510.26692); Sun et
+al. 2025 (LASP-2, arXiv 2502.07563), which gathers the states of the segments; flash-linear-attention, ops/cp, which does so for
+the delta rule.
 """
 
 from __future__ import annotations
@@ -27,7 +31,12 @@ from shardwise.sharding import Axes, Spec
 from shardwise.values import LocalDim, Polynomial, SegmentDim, multiply_symbols, sum_polynomials
 from shardwise.values.symbolic import FewestElements, Symbol
 
-UpdateRule = Literal["additive", "delta"]
+UpdateRule = Literal["additive", "delta", "elementwise"]
+HAS_KEYS: Mapping[UpdateRule, bool] = {"additive": True, "delta": True, "elementwise": False}
+MISSING_KERNELS: Mapping[UpdateRule, str] = {
+    "additive": "a state space recurrence", "delta": "the delta rule of linear attention",
+    "elementwise": "a gated linear recurrence",
+}  # fmt: skip
 SEGMENT_AXES: Axes = ("cp",)  # axes over which a sequence is split in segments; over all others it is gathered
 SEGMENTS = SegmentDim(SEGMENT_AXES)
 # Tokens of a chunk, within which products take the place of the recurrence.
@@ -57,15 +66,18 @@ class ProductCounts(NamedTuple):
 FORWARD_PRODUCTS: Mapping[UpdateRule, ProductCounts] = {
     "additive": ProductCounts(shared_scores=1, over_values=1, over_state=2),
     "delta": ProductCounts(over_keys=3, over_values=2, over_state=3),
+    "elementwise": ProductCounts(),
 }
 SEGMENT_PRODUCTS: Mapping[UpdateRule, ProductCounts] = {
     "additive": ProductCounts(over_state=1),
     "delta": ProductCounts(over_keys=2, over_values=1, over_state=2, over_transition=2),
+    "elementwise": ProductCounts(),
 }
 # Additive: queries by the output's gradient. Delta rule: as forward, without values.
 ADJOINT_PRODUCTS: Mapping[UpdateRule, ProductCounts] = {
     "additive": ProductCounts(over_state=1),
     "delta": ProductCounts(over_keys=3, over_values=1, over_state=3),
+    "elementwise": ProductCounts(),
 }
 
 
@@ -75,7 +87,8 @@ class SequenceRecurrence(Operation):
 
     `value` is the width of a value, `key` that of a key, and `column` as wide; a key or query without some of the value's heads
     serves all of them. Batch and heads are independent. The widths are required unsharded, and the sequence may be split over
-    `SEGMENT_AXES` alone. `has_rates`: the logarithm of a decay is -exp(rate) * step. Steps are in place of the decays, and the
+    `SEGMENT_AXES` alone. An elementwise recurrence has no key and no query, and all dims of its values are independent.
+    `has_rates`: the logarithm of a decay is -exp(rate) * step. Steps are in place of the decays, and the
     operand after them has the rates, of each head or of each row of its state, so that no decay of each row is written.
     """
 
@@ -89,11 +102,22 @@ class SequenceRecurrence(Operation):
 
     @property
     def missing_kernel(self) -> str:
-        return "the delta rule of linear attention" if self.rule == "delta" else "a state space recurrence"
+        return MISSING_KERNELS[self.rule]
+
+    @property
+    def has_keys(self) -> bool:
+        """True if keys write the state and queries read it."""
+        return HAS_KEYS[self.rule]
+
+    @property
+    def value_position(self) -> int:
+        """Position of the values among the inputs: behind queries and keys, where there are any."""
+        return 2 if self.has_keys else 0
 
     def heads(self, values: Spec) -> Dims:
-        """Return the dims of the values between the sequence and the width."""
-        return tuple(dim for dim in values.dims[1:] if dim not in (self.sequence, self.key, self.value))
+        """Return the dims of the values between the sequence and the width; of an elementwise recurrence all after it."""
+        widths = (self.key, self.value) if self.has_keys else ()
+        return tuple(dim for dim in values.dims[1:] if dim not in (self.sequence, *widths))
 
     def sharding_of(self, values: Spec, dims: Dims) -> Spec:
         """Return the sharding of an operand with these dims, next to values that come in a sharding."""
@@ -111,9 +135,9 @@ class SequenceRecurrence(Operation):
     def products(self, values: Spec, keys: Spec, counts: ProductCounts) -> Polynomial:
         """Return the FLOPs of the products of a chunked recurrence: 2 per element of each, over whole chunks.
 
-        An elementwise recurrence, which has no width of keys or of values, has no products.
+        A recurrence without a width of keys or of values has no products.
         """
-        if self.key not in keys.dims or self.value not in values.dims:
+        if not self.has_keys or self.key not in keys.dims or self.value not in values.dims:
             return Polynomial()
         rows = [LocalDim(dim, values.axes_of(dim)) for dim in values.dims if dim != self.value]
         key_rows = [LocalDim(dim, keys.axes_of(dim)) for dim in keys.dims if dim != self.key]
@@ -134,8 +158,8 @@ class Recurrence(SequenceRecurrence):
 
     Inputs: queries and keys [B, T, *heads, N], which may lack heads; values [B, T, *heads, X]; the logarithms of the decays, for
     each head or each row of its state; with the delta rule beta [B, T, *heads]; and states and transitions of all segments
-    (`SegmentState`), which are required unsharded: they are gathered over `SEGMENT_AXES`.
-    `scales_queries`: queries are divided by the square root of their width.
+    (`SegmentState`), which are required unsharded: they are gathered over `SEGMENT_AXES`. An elementwise recurrence reads values
+    and decays alone. `scales_queries`: queries are divided by the square root of their width.
     """
 
     scales_queries: bool = False
@@ -143,12 +167,12 @@ class Recurrence(SequenceRecurrence):
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        values = specs[2]
+        values = specs[self.value_position]
         *tokens, states, transitions = specs
         operands = [self.sharding_of(values, spec.dims) for spec in tokens]
         segments = [self.segment_sharding(values, spec.dims, gathered=True) for spec in (states, transitions)]
         reasons = (*("" for _ in tokens), *("the states of the segments before",) * len(segments))
-        return OperationSharding((*operands, *segments), (operands[2],), reasons)
+        return OperationSharding((*operands, *segments), (operands[self.value_position],), reasons)
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         *tokens, states, _ = self.inputs
@@ -156,14 +180,14 @@ class Recurrence(SequenceRecurrence):
             cotangents[self.outputs[0]],
             (self.rule, self.sequence, self.key, self.value, self.column, self.has_rates),
         )
-        without_values = tuple(name for name in tokens if name != self.inputs[2])
+        without_values = tuple(name for name in tokens if name != self.inputs[self.value_position])
         adjoint = SegmentAdjoint((*without_values, dy), ("?",), *shared, self.scales_queries)
         outputs = tuple(f"?{position}" for position in range(len(tokens)))
         gradient = RecurrenceGradient((*self.inputs, f"?{states}", dy), outputs, *shared, self.scales_queries)
         return [(states, adjoint), *((name, gradient) for name in tokens)]
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
-        return self.products(sharding.inputs[2], sharding.inputs[1], FORWARD_PRODUCTS[self.rule])
+        return self.products(sharding.inputs[self.value_position], sharding.inputs[1], FORWARD_PRODUCTS[self.rule])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +202,18 @@ class RecurrenceGradient(SequenceRecurrence):
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        values = specs[2]
+        values = specs[self.value_position]
         *tokens, states, transitions, adjoints, dy = specs
         operands = [self.sharding_of(values, spec.dims) for spec in tokens]
         segments = [self.segment_sharding(values, s.dims, gathered=True) for s in (states, transitions, adjoints)]
-        gradients = tuple(spec.with_partial(summed_axes(operands[2], spec)) for spec in operands)
+        gradients = tuple(spec.with_partial(summed_axes(operands[self.value_position], spec)) for spec in operands)
         before, after = "the states of the segments before", "what the segments after want of the state"
         reasons = (*("" for _ in tokens), before, before, after, "")
         return OperationSharding((*operands, *segments, self.sharding_of(values, dy.dims)), gradients, reasons)
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
-        return self.products(sharding.inputs[2], sharding.inputs[1], FORWARD_PRODUCTS[self.rule]) * GRADIENT_PRODUCTS
+        values = sharding.inputs[self.value_position]
+        return self.products(values, sharding.inputs[1], FORWARD_PRODUCTS[self.rule]) * GRADIENT_PRODUCTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +222,24 @@ class SegmentState(SequenceRecurrence):
 
     Inputs: keys, values, the logarithms of decays, and with the delta rule beta. Outputs: the state that a segment leaves when it
     starts from zero [B, segments, *heads, N, X], and its transition: the product of the decays, with their dims, or with the
-    delta rule a matrix [B, segments, *heads, N, n] (n as wide as N).
+    delta rule a matrix [B, segments, *heads, N, n] (n as wide as N). An elementwise recurrence has no keys and no N.
     """
+
+    @property
+    def value_position(self) -> int:
+        return 1 if self.has_keys else 0
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        values = specs[1]
+        values = specs[self.value_position]
         results = tuple(self.segment_sharding(values, dims[name], gathered=False) for name in self.outputs)
         return OperationSharding(tuple(self.sharding_of(values, spec.dims) for spec in specs), results)
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
         """Return the FLOPs of the products of chunks; none where the sequence is in one part."""
-        flops = self.products(sharding.inputs[1], sharding.inputs[0], SEGMENT_PRODUCTS[self.rule])
+        values = sharding.inputs[self.value_position]
+        flops = self.products(values, sharding.inputs[0], SEGMENT_PRODUCTS[self.rule])
         return flops * self.num_parts(sharding)
 
     def num_parts(self, sharding: OperationSharding) -> Polynomial:

@@ -26,10 +26,10 @@ from shardwise.model.numerics import (
     SQRT_SOFTPLUS,
     SWIGLU_LIMIT,
 )
+from shardwise.run.numpy.recurrence_functions import RECURRENCE_MAPS, sigmoid
 
 Array = NDArray[Any]
 
-L2_EPSILON = 1e-6  # of queries and keys of the delta rule. Source: flash-linear-attention, modules/l2norm.py
 LEARNING_RATE = 1e-2  # any serves: the sharded and the unsharded run share it
 
 
@@ -79,31 +79,23 @@ def _rotate(x: Array, positions: Array, direction: float) -> Array:
     return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
-def _sigmoid(x: Array) -> Array:
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-def _sigmoid_slope(x: Array) -> Array:
-    return _sigmoid(x) * _sigmoid(-x)
-
-
 def _silu_slope(x: Array) -> Array:
-    s = _sigmoid(x)
+    s = sigmoid(x)
     return s * (1.0 + x * (1.0 - s))
 
 
 def _limited_gate(gate: Array) -> Array:
     low = np.minimum(gate, SWIGLU_LIMIT)
-    return low * _sigmoid(low)
+    return low * sigmoid(low)
 
 
 def _clamped_gate(gate: Array) -> Array:
     low = np.minimum(gate, SWIGLU_CLAMP)
-    return low * _sigmoid(CLAMPED_SWIGLU_SLOPE * low)
+    return low * sigmoid(CLAMPED_SWIGLU_SLOPE * low)
 
 
 def _clamped_swiglu_dgate(dy: Array, gate: Array, up: Array, width: int) -> Array:
-    s = _sigmoid(CLAMPED_SWIGLU_SLOPE * np.minimum(gate, SWIGLU_CLAMP))
+    s = sigmoid(CLAMPED_SWIGLU_SLOPE * np.minimum(gate, SWIGLU_CLAMP))
     slope = s * (1.0 + CLAMPED_SWIGLU_SLOPE * gate * (1.0 - s))
     gradient: Array = dy * (np.clip(up, -SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0) * slope * (gate <= SWIGLU_CLAMP)
     return gradient
@@ -121,8 +113,6 @@ def _gelu_slope(x: Array) -> Array:
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
 
 
-GATE_CAP = 15.0  # of the logits of gates. Source: gate_soft_cap of xLSTM-7B's config
-DECAY_BOUND = -5.0  # of the logarithm of a bounded decay. Source: kda_lower_bound of Ling 3.0's config
 DIFFERENTIAL_START = (
     0.2  # the constant in the factor of the first layer. Source: lambda_init_fn of transformers' DiffLlama
 )
@@ -179,12 +169,12 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "combine": lambda gates, x, width: gates * x,
     "combine_dgates": lambda dy, x, width: dy * x,
     "combine_dx": lambda dy, gates, width: dy * gates,
-    "sigmoid_gate": lambda x, logit, width: x * _sigmoid(logit),
-    "sigmoid_gate_dx": lambda dy, logit, width: dy * _sigmoid(logit),
-    "sigmoid_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit) * _sigmoid(-logit),
+    "sigmoid_gate": lambda x, logit, width: x * sigmoid(logit),
+    "sigmoid_gate_dx": lambda dy, logit, width: dy * sigmoid(logit),
+    "sigmoid_gate_dlogit": lambda dy, x, logit, width: dy * x * sigmoid(logit) * sigmoid(-logit),
     "softplus_gate": lambda x, logit, width: x * np.logaddexp(0.0, logit),
     "softplus_gate_dx": lambda dy, logit, width: dy * np.logaddexp(0.0, logit),
-    "softplus_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit),
+    "softplus_gate_dlogit": lambda dy, x, logit, width: dy * x * sigmoid(logit),
     "dot": lambda x, y, width: x * y,
     "dot_gradient": lambda dy, factor, width: dy * factor,
     "differential": lambda first, second, a, b, width: first - (np.exp(a) - np.exp(b) + DIFFERENTIAL_START) * second,
@@ -195,9 +185,9 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "sink_share": lambda dy, out, lse, sinks, width: -np.exp(sinks - lse) * dy * out,
     "rotary": lambda x, positions, width: _rotate(x, positions, 1.0),
     "rotary_back": lambda x, positions, width: _rotate(x, positions, -1.0),
-    "swiglu": lambda gate, up, width: gate * _sigmoid(gate) * up,
+    "swiglu": lambda gate, up, width: gate * sigmoid(gate) * up,
     "swiglu_dgate": lambda dy, gate, up, width: dy * up * _silu_slope(gate),
-    "swiglu_dup": lambda dy, gate, width: dy * gate * _sigmoid(gate),
+    "swiglu_dup": lambda dy, gate, width: dy * gate * sigmoid(gate),
     "geglu": lambda gate, up, width: _gelu(gate) * up,
     "geglu_dgate": lambda dy, gate, up, width: dy * up * _gelu_slope(gate),
     "geglu_dup": lambda dy, gate, width: dy * _gelu(gate),
@@ -218,37 +208,14 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "relu2_dx": lambda dy, x, width: 2.0 * dy * np.maximum(x, 0.0),
     "xielu": _xielu,
     "xielu_dx": _xielu_dx,
-    "xielu_dalpha_p": lambda dy, x, alpha, width: dy * _sigmoid(alpha) * np.maximum(x, 0.0) ** 2,
-    "xielu_dalpha_n": lambda dy, x, alpha, width: dy * _sigmoid(alpha) * np.where(x > 0, 0.0, _below_zero(x)),
-    "silu": lambda x, width: x * _sigmoid(x),
+    "xielu_dalpha_p": lambda dy, x, alpha, width: dy * sigmoid(alpha) * np.maximum(x, 0.0) ** 2,
+    "xielu_dalpha_n": lambda dy, x, alpha, width: dy * sigmoid(alpha) * np.where(x > 0, 0.0, _below_zero(x)),
+    "silu": lambda x, width: x * sigmoid(x),
     "silu_dx": lambda dy, x, width: dy * _silu_slope(x),
-    "sigmoid": lambda x, width: _sigmoid(x),
-    "sigmoid_dx": lambda dy, x, width: dy * _sigmoid(x) * _sigmoid(-x),
+    "sigmoid": lambda x, width: sigmoid(x),
+    "sigmoid_dx": lambda dy, x, width: dy * sigmoid(x) * sigmoid(-x),
     "multiply": lambda x, factor, width: x * factor,
-    "l2_norm": lambda x, squares, width: x / np.sqrt(squares + L2_EPSILON),
-    "l2_norm_dx": lambda dy, squares, width: dy / np.sqrt(squares + L2_EPSILON),
-    "l2_norm_dsquares": lambda dy, x, squares, width: -0.5 * dy * x * (squares + L2_EPSILON) ** -1.5,
-    "softplus": lambda x, width: np.logaddexp(0.0, x),
-    "softplus_dx": lambda dy, x, width: dy * _sigmoid(x),
-    "log_decay": lambda step, rate, width: -np.exp(rate) * step,
-    "log_decay_dstep": lambda dy, rate, width: -np.exp(rate) * dy,
-    "log_decay_drate": lambda dy, step, rate, width: -np.exp(rate) * step * dy,
-    "capped_exp": lambda x, width: np.exp(GATE_CAP * np.tanh(x / GATE_CAP)),
-    "capped_exp_dx": lambda dy, x, width: (
-        dy * np.exp(GATE_CAP * np.tanh(x / GATE_CAP)) * (1.0 - np.tanh(x / GATE_CAP) ** 2)
-    ),
-    "capped_log_sigmoid": lambda x, width: -np.logaddexp(0.0, -GATE_CAP * np.tanh(x / GATE_CAP)),
-    "capped_log_sigmoid_dx": lambda dy, x, width: (
-        dy * _sigmoid(-GATE_CAP * np.tanh(x / GATE_CAP)) * (1.0 - np.tanh(x / GATE_CAP) ** 2)
-    ),
-    "bounded_divide": lambda x, total, width: x / np.maximum(np.abs(total), 1.0),
-    "bounded_divide_dx": lambda dy, total, width: dy / np.maximum(np.abs(total), 1.0),
-    "bounded_divide_dtotal": lambda dy, x, total, width: -dy * x * np.sign(total) * (np.abs(total) > 1.0) / total**2,
-    "bounded_decay": lambda x, rate, width: DECAY_BOUND * _sigmoid(np.exp(rate) * x),
-    "bounded_decay_dx": lambda dy, x, rate, width: dy * DECAY_BOUND * _sigmoid_slope(np.exp(rate) * x) * np.exp(rate),
-    "bounded_decay_drate": lambda dy, x, rate, width: (
-        dy * DECAY_BOUND * _sigmoid_slope(np.exp(rate) * x) * np.exp(rate) * x
-    ),
+    **RECURRENCE_MAPS,
     "gated_relu2": lambda gate, up, width: np.maximum(gate, 0.0) ** 2 * up,
     "gated_relu2_dgate": lambda dy, gate, up, width: 2.0 * dy * up * np.maximum(gate, 0.0),
     "gated_relu2_dup": lambda dy, gate, width: dy * np.maximum(gate, 0.0) ** 2,
@@ -449,7 +416,7 @@ def _softmax(logits: Array) -> Array:
 
 
 SCORES: Mapping[str, Callable[[Array], Array]] = {
-    SOFTMAX: _softmax, SIGMOID: _sigmoid, SQRT_SOFTPLUS: lambda logits: np.sqrt(np.logaddexp(0.0, logits)),
+    SOFTMAX: _softmax, SIGMOID: sigmoid, SQRT_SOFTPLUS: lambda logits: np.sqrt(np.logaddexp(0.0, logits)),
 }  # fmt: skip
 
 

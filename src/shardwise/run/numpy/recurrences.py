@@ -33,7 +33,8 @@ Array = NDArray[Any]
 
 
 class Tokens(NamedTuple):
-    """Operands with all heads: q, k [B,T,*heads,N], v [B,T,*heads,X], decay [B,T,*heads,N or 1], beta [B,T,*heads,1]."""
+    """Operands with all heads: q, k [B,T,*heads,N], v [B,T,*heads,X], decay [B,T,*heads,N or 1], beta [B,T,*heads,1]. Each
+    element of an elementwise recurrence is a head, with widths of one."""
 
     q: Array
     k: Array
@@ -167,6 +168,8 @@ class RecurrenceKernel:
     def _token_names(self) -> str:
         """Letters of the operands of tokens, in their order: q, k, v, decays or steps, rates, beta."""
         names = {SegmentState: "kvd", SegmentAdjoint: "qkd"}.get(type(self.operation), "qkvd")
+        if not self.operation.has_keys:
+            names = "".join(name for name in names if name not in "qk")
         return names + "r" * self.operation.has_rates + "b" * self._is_delta
 
     @property
@@ -180,16 +183,20 @@ class RecurrenceKernel:
 
     def _rows(self, width: str) -> Dims:
         """Return the dims of tokens with all heads; the widths of a key and of a value are N and X."""
-        dim = {"N": self.operation.key, "X": self.operation.value}.get(width, width)
+        dim = dict(zip("NX", self._widths, strict=True)).get(width, width)
         return (self.operands[0].dims[0], self.operation.sequence, *self._heads, dim)
+
+    @property
+    def _widths(self) -> tuple[str, str]:
+        """Dims of a key and of a value; both of one element in an elementwise recurrence."""
+        return (self.operation.key, self.operation.value) if self.operation.has_keys else ("1", "1")
 
     def _token_dims(self) -> list[Dims]:
         widths = {"q": "N", "k": "N", "v": "X", "d": "N", "r": "N", "b": "1"}
         return [self._rows(widths[name]) for name in self._token_names]
 
     def _state_dims(self) -> Dims:
-        operation = self.operation
-        return (SEGMENTS, self.operands[0].dims[0], *self._heads, operation.key, operation.value)
+        return (SEGMENTS, self.operands[0].dims[0], *self._heads, *self._widths)
 
     def _transition_dims(self) -> Dims:
         return (*self._state_dims()[:-1], *([self.operation.column] if self._is_delta else []))
@@ -201,8 +208,10 @@ class RecurrenceKernel:
             name: _align(array, spec, dims)
             for name, array, spec, dims in zip(names, arrays, self.operands, self._token_dims(), strict=False)
         }
-        k = aligned["k"]
-        q, decay = aligned.get("q", np.zeros(1)), aligned["d"]
+        constant = np.full(
+            1, float(not self.operation.has_keys)
+        )  # keys and queries of an elementwise recurrence are one
+        q, k, decay = aligned.get("q", constant), aligned.get("k", constant), aligned["d"]
         if "r" in aligned:
             decay = -np.exp(aligned["r"]) * decay
         shape = np.broadcast_shapes(*(array.shape[:-1] for array in (k, decay, aligned.get("v", decay))))
@@ -235,9 +244,9 @@ class RecurrenceKernel:
         gradients = scan_gradient(tokens, scanned, _align(dy, self.operands[-1], self._rows("X")), dlast)
         beta = [gradients.beta] if self._is_delta else []
         dq = gradients.q * self._query_scale(gradients.q)
-        return self._results(
-            [dq, gradients.k, gradients.v, *self._decay_gradients(gradients.decay, arrays), *beta], self._token_dims()
-        )
+        of_keys = [dq, gradients.k] if self.operation.has_keys else []
+        of_decays = self._decay_gradients(gradients.decay, arrays)
+        return self._results([*of_keys, gradients.v, *of_decays, *beta], self._token_dims())
 
     def _decay_gradients(self, ddecay: Array, arrays: Sequence[Array]) -> list[Array]:
         """Return the gradients of the decays, or of the steps and rates that make them."""
