@@ -72,9 +72,16 @@ def build_meta_model(model_type: str, keys: Mapping[str, Any]) -> tuple[dict[str
 
 
 def text_params(model: torch.nn.Module) -> int:
-    """Return the parameters of a model without its towers of images and sound, and what projects these."""
+    """Return the parameters of a model without its towers of images and sound, what projects these, and layers that attend to
+    them alone."""
+    named = dict(model.named_parameters())
+    image_layers = tuple(name.partition("cross_attn.")[0] for name in named if ".cross_attn." in name)
     towers = re.compile(r"(vision|image|audio|multi_modal|embed_(vision|audio)|visual)")
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if not towers.search(name))
+    return sum(
+        parameter.numel()
+        for name, parameter in named.items()
+        if not towers.search(name) and not (image_layers and name.startswith(image_layers))
+    )
 
 
 def classify(model_type: str) -> tuple[str, int | None, str]:

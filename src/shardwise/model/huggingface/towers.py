@@ -118,6 +118,20 @@ PART_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 
 
+# Layers that attend to images, where a config does not say which. Source: MllamaTextConfig of transformers
+MLLAMA_IMAGE_LAYERS = (3, 8, 13, 18, 23, 28, 33, 38)
+
+
+def _count_image_layers(text: Config) -> Any:
+    """Count Llama 3.2 Vision's layers that attend to images: two norms, norms of queries and keys, and two gates beside their
+    matrices."""
+    width, head_dim = text["hidden_size"], text["hidden_size"] // text["num_attention_heads"]
+    attention = 2 * width * (width + text.get("num_key_value_heads", 8) * head_dim) + 2 * head_dim
+    layer = attention + 3 * width * text["intermediate_size"] + 2 * width + 2
+    layers = text.get("cross_attention_layers")
+    return len(MLLAMA_IMAGE_LAYERS if layers is None else layers) * layer
+
+
 def find_omitted_parts(config: Config, text: Config) -> Iterator[OmittedPart]:
     """Yield the parts of a whole config beside `text`, its language model's part."""
     for key, name in PART_NAMES.items():
@@ -127,6 +141,8 @@ def find_omitted_parts(config: Config, text: Config) -> Iterator[OmittedPart]:
             part = {}
         if isinstance(part, dict) and (part or has_default):
             yield OmittedPart(name=name, num_params=_count(config, key, part, text))
+    if text.get("model_type") == "mllama_text_model":
+        yield OmittedPart(name="layers that attend to images", num_params=_count_image_layers(text))
 
 
 def _count(config: Config, key: str, part: Config, text: Config) -> int | None:

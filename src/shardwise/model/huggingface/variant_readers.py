@@ -16,6 +16,7 @@ from shardwise.model.huggingface.field_readers import (
     read_optional,
 )
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
+from shardwise.model.huggingface.towers import MLLAMA_IMAGE_LAYERS
 
 
 def _read_laguna_gate(config: TrackedConfig) -> str:
@@ -54,6 +55,22 @@ def _read_halved_width(key: str) -> FieldReader:
         return width // 2
 
     return read
+
+
+def _read_layers_without_images(config: TrackedConfig) -> Any:
+    """Return the number of layers of Llama 3.2 Vision's decoder that attend to tokens of text."""
+    num_layers = read_first("num_hidden_layers")(config)
+    layers = read_optional(MLLAMA_IMAGE_LAYERS, "cross_attention_layers")(config)
+    if len(set(layers)) != len(layers) or not all(layer in range(num_layers) for layer in layers):
+        raise ValueError(
+            f"cross_attention_layers is {layers!r}; different ones of the {num_layers} layers are required"
+        )
+    return num_layers - len(layers)
+
+
+def _read_mllama_rows(config: TrackedConfig) -> Any:
+    """Return the rows of an embedding with 8 rows for images beside those of the vocabulary."""
+    return read_first("vocab_size")(config) + 8
 
 
 def _read_padded_rows(config: TrackedConfig) -> Any:
@@ -123,7 +140,8 @@ VARIANT_READERS: Mapping[str, FieldReader] = {
     "laguna_gate": _read_laguna_gate, "doubled_kv_heads": _read_doubled_kv_heads,
     "halved_heads": _read_halved("num_attention_heads"), "halved_kv_heads": _read_halved("num_key_value_heads"),
     "doubled_width": _read_doubled_width, "halved_width": _read_halved_width("ffn_dim"),
-    "halved_intermediate_size": _read_halved_width("intermediate_size"), "width_of_heads": _read_width_of_heads,
+    "halved_intermediate_size": _read_halved_width("intermediate_size"), "layers_without_images": _read_layers_without_images,
+    "mllama_rows": _read_mllama_rows, "width_of_heads": _read_width_of_heads,
     "xlstm_width": _read_xlstm_width, "dots_shared_width": _read_dots_shared_width,
     "padded_rows": _read_padded_rows,
     "half_window": _read_half_window, "sliding_width": _read_sliding_width, "sliding_heads": _read_sliding("num_attention_heads"),
@@ -195,9 +213,16 @@ def _repeated_blocks(config: TrackedConfig, num_layers: int) -> list[str]:
     return [*(list(period) * num_layers)[:num_layers]]
 
 
+def _neo_attention(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return which layers of GPT-Neo see a window: its config has repeated periods of types."""
+    periods = config.first("attention_types")
+    periods = [[["global", "local"], num_layers // 2]] if periods is None else periods
+    return [kind for kinds, times in periods for kind in list(kinds) * times]
+
+
 VARIANT_LISTS: Mapping[str, ListReader] = {
     "ernie_experts": _ernie_experts, "first_dense": _first_dense, "three_dense": _three_dense,
     "dots_layers": _dots_layers, "first_has_no_norm": _first_has_no_norm, "first_of_n": _first_of_n, "alternating": _alternating,
-    "smollm3_positions": _smollm3_positions, "repeated_blocks": _repeated_blocks,
+    "smollm3_positions": _smollm3_positions, "repeated_blocks": _repeated_blocks, "neo_attention": _neo_attention,
     "first_and_every_sixth": _first_and_every_sixth,
 }  # fmt: skip
