@@ -19,7 +19,7 @@ def test_the_list_has_every_causal_language_model() -> None:
 def test_none_is_wrong_and_most_are_exact() -> None:
     assert {row.state for row in DECODERS} == {"exact", "refused", "unbuildable", "no decoder"}
     rows = counted(DECODERS)
-    assert sum(row.state == "exact" for row in rows) >= 0.88 * len(rows)
+    assert sum(row.state == "exact" for row in rows) >= 0.89 * len(rows)
 
 
 @pytest.mark.thinned(4)

@@ -117,6 +117,30 @@ def test_matrix_memory_equals_counted_products() -> None:
     assert mixer_flops(mixer, 256) == pytest.approx(counted - sums, rel=0.01)
 
 
+class RecurrentBlock(torch.nn.Module):
+    """A recurrent block of RecurrentGemma, which takes the positions of its tokens."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x, torch.arange(x.shape[1])[None], None, use_cache=False)
+
+
+def test_gated_linear_recurrence_equals_counted_products() -> None:
+    """Two projections in, one out, and two gates of each block of channels; the recurrence itself has no products."""
+    from transformers import RecurrentGemmaConfig
+    from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
+
+    config = RecurrentGemmaConfig(hidden_size=WIDTH, num_attention_heads=4, lru_width=96)
+    counted = counted_flops(RecurrentBlock(RecurrentGemmaRecurrentBlock(config, 0)), 32)
+    mixer = RecurrentMixer(
+        kind="rg_lru", num_heads=4, key_dim=24, head_dim=24, conv_width=4, conv_bias=True, projection_bias=True
+    )
+    assert mixer_flops(mixer, 32) == pytest.approx(counted, rel=1e-6)
+
+
 def test_differential_attention_makes_both_scores_once() -> None:
     """Ye et al. 2024, 2.1: two maps of scores, each times values of twice the width, over the causal half."""
     model = Architecture(
