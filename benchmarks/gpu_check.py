@@ -13,7 +13,9 @@ kernels: the tests of Triton's kernels on the GPU. losses: three steps of a smal
 during which the host may not wait for the device. train-*: the engine's steps beside plain PyTorch (SDPA, fused AdamW,
 torch.compile of each block and of the loss; fp32 weights under autocast, and bf16 weights), one after the other in one
 process: seconds, tokens/s, MFU with causal attention counted half, peak memory, and the prediction. ladder: `shardwise
-kernels`. bench: `shardwise bench all`, lines for `calibrate --bench`.
+kernels`, and products: its ladders of products, of launches and of a layer against its batch. bench: `shardwise bench
+all`, lines for `calibrate --bench`. machine: `shardwise bench machine`, the cluster file that it writes and whole steps
+against it. calibrate: a cluster fitted to what ladders measured. demo: the device that `make demo` chooses.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -201,12 +204,12 @@ def chip_name() -> str | None:
     """Return the catalogue's name of this GPU, or None for one that it lacks."""
     import torch
 
+    from shardwise.measure.microbenchmarks.machine_facts import match_chip
+
     if device() == "cpu":
         return None
-    name = torch.cuda.get_device_name()
-    return next(
-        (chip for marker, chip in (("H200", "h200"), ("H100", "h100"), ("B200", "b200")) if marker in name), None
-    )
+    properties = torch.cuda.get_device_properties(0)
+    return match_chip(properties.name, float(properties.total_memory))
 
 
 def peak_flops_per_s() -> float | None:
@@ -298,13 +301,74 @@ def run_verb(*arguments: str) -> dict[str, Any]:
     return payload
 
 
+LADDERS = ("elu", "softmax", "norm", "attention", "attention-gradient")
+PRODUCT_LADDERS = ("product", "deep-product", "batched-product", "launches", "layer-batch")
+CALIBRATING_LADDERS = ("product", "softmax", "attention", "attention-gradient")
+
+
+def run_ladders(names: tuple[str, ...], *, tiny: bool) -> dict[str, Any]:
+    """Return ladders of kernels: measured on a GPU, by their closed forms alone without one."""
+    return run_verb("kernels", *names, "--device", "none" if tiny else "cuda", "--chip", chip_name() or "h100")
+
+
+def run_machine(*, tiny: bool) -> dict[str, Any]:
+    """Measure this machine, write its cluster file and read it; return the file and the seconds that measuring took."""
+    from shardwise.hardware import load_cluster
+    from shardwise.measure.microbenchmarks.benchmark_layers import MACHINE_SIZES, TINY
+    from shardwise.measure.microbenchmarks.machine_benchmark import MachineRecord, measure_machine, write_cluster_file
+    from shardwise.values import to_json
+
+    sizes = MACHINE_SIZES[device()]
+    if tiny:
+        sample = replace(TINY, name="small", has_loss=True, dtype=sizes.dtype)
+        sizes = replace(sizes, samples=(sample,), copy_bytes=2**16)
+    started = time.perf_counter()
+    result = measure_machine(1, device(), sizes)
+    seconds = time.perf_counter() - started
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.toml"
+        write_cluster_file(result, path)
+        # Rates of a CPU's tiny products may be below what a cluster file takes.
+        if not tiny and load_cluster(str(path)).calibration != result.calibration:
+            raise SystemExit("the cluster file gives another calibration than the one written")
+        text = path.read_text()
+    if seconds > 60.0 and not tiny:
+        raise SystemExit(f"measuring took {seconds:.0f} s; 60 at most are required")
+    return {"seconds": seconds, "machine": to_json(MachineRecord.of(result)), "cluster_file": text}
+
+
+def run_calibration(*, tiny: bool) -> dict[str, Any]:
+    """Return a cluster of this GPU fitted to measured ladders; without a GPU to rungs at twice their rooflines."""
+    chip = chip_name() or "h100"
+    ladders = run_ladders(CALIBRATING_LADDERS, tiny=tiny)
+    for rung in (rung for ladder in ladders["ladders"] if tiny for rung in ladder["rungs"]):
+        rung["seconds"] = 2.0 * rung["roofline_s"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.json"
+        path.write_text(json.dumps(ladders))
+        return run_verb("calibrate", f"{chip}:1", "--stack", "shardwise", "--bench", str(path))
+
+
+def run_demo_choice() -> dict[str, Any]:
+    """Return the device that the demo chooses, and its commands."""
+    demo = runpy.run_path(str(ROOT / "examples" / "demo.py"))
+    chosen = demo["choose_device"]()
+    if chosen != device():
+        raise SystemExit(f"the demo chose {chosen}; {device()} is required")
+    return {"device": chosen, "commands": list(demo["commands"](chosen))}
+
+
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "kernels": lambda tiny: run_tests(tiny=tiny),
     "losses": lambda tiny: run_losses(tiny=tiny),
     "host-waits": lambda tiny: run_host_waits(tiny=tiny),
     **{name: lambda tiny, name=name: run_training(name, tiny=tiny) for name in TRAINING},  # type: ignore[misc]
-    "ladder": lambda tiny: run_verb("kernels", "--device", "none" if tiny else "cuda", "--chip", chip_name() or "h100"),
+    "ladder": lambda tiny: run_ladders(LADDERS, tiny=tiny),
+    "products": lambda tiny: run_ladders(PRODUCT_LADDERS, tiny=tiny),
     "bench": lambda tiny: run_verb("bench", "memory" if tiny else "all", "--device", "cpu" if tiny else "cuda"),
+    "machine": lambda tiny: run_machine(tiny=tiny),
+    "calibrate": lambda tiny: run_calibration(tiny=tiny),
+    "demo": lambda tiny: run_demo_choice(),
 }
 
 

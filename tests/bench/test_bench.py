@@ -14,7 +14,7 @@ import torch
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.stacks import get_stack
 from shardwise.measure.calibrate.observations import BenchmarkTarget, read_benchmark_lines
-from shardwise.measure.microbenchmarks import benchmark_lines, timing
+from shardwise.measure.microbenchmarks import benchmark_lines, device_timers, timing
 from shardwise.measure.microbenchmarks.benchmark_lines import append_line, line_key, read_measured_keys, remaining_lines
 from shardwise.measure.microbenchmarks.timing import REPEATS, summarise_times, time_kernel
 from shardwise.present.command_line import main
@@ -76,7 +76,7 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["matmul", "--dtype", "fp8"], ["--dtype: found 'fp8'", "bf16"]),
+        (["matmul", "--dtype", "fp4"], ["--dtype: found 'fp4'", "bf16"]),
         (["matmul", "--device", "cuda"], ["no GPU", "--device cpu"]),
         (["collectives", "--processes", "1"], ["--processes 1", "2 or more"]),
         (["collectives", "--processes", "many"], ["--processes", "many"]),
@@ -93,6 +93,16 @@ def test_wrong_input(arguments: list[str], parts: list[str], capsys: pytest.Capt
     assert code == 2
     for part in parts:
         assert part in err
+
+
+@pytest.mark.usefixtures("small")
+def test_products_of_fp8_and_tf32(capsys: pytest.CaptureFixture[str]) -> None:
+    """Attention has no line in fp8, and the switch for tf32 is as it was."""
+    code, payload, _ = run(capsys, "matmul", "--device", "cpu", "--dtype", "fp8", "--dtype", "tf32", "--json")
+    assert code == 0
+    assert [line["dtype"] for line in json.loads(payload)["lines"]] == ["fp8", "fp8", "tf32", "tf32"]
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not list(benchmark_lines.list_benchmark_lines("attention", "cuda", ("fp8",), 1))
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"a": 1}', "[1]"])
@@ -151,6 +161,7 @@ def test_a_kernel_takes_as_long_as_a_clock_says(kernel_s: float, monkeypatch: py
     """However many runs a repetition has."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(device_timers, "time", clock)
     found = time_kernel(lambda: clock.wait(kernel_s), "cpu")
     assert (found.low, found.seconds, found.high) == pytest.approx((kernel_s,) * 3, rel=1e-6)
     assert clock.now_s == pytest.approx(max(1.0, REPEATS * timing.SHORTEST_REPETITION_S, REPEATS * kernel_s), rel=0.8)

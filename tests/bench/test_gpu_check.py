@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from shardwise.present import command_line
+from shardwise.present.verbs.kernels import LADDER_NAMES
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
@@ -50,6 +56,38 @@ def test_the_engine_beside_plain_pytorch(
         assert side["tokens_per_s"] == pytest.approx(64 / side["seconds"])
         assert side["losses"][0] == pytest.approx(5.95, abs=0.4)
         assert side["losses"][-1] < side["losses"][0]
+
+
+def test_ladders_machine_and_calibration(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In this process: of each part what a CPU can show. Rungs at twice their rooflines are kernels at half of the peaks."""
+    monkeypatch.setattr(gpu_check, "run_part", lambda name, tiny: {
+        "state": "ok", "seconds": 0.0, "result": gpu_check.PARTS[name](tiny)
+    })  # fmt: skip
+    monkeypatch.setattr(gpu_check, "run_verb", lambda *arguments: run_verb_here(arguments))
+    code, parts = check(gpu_check, monkeypatch, tmp_path / "check.json", "products", "machine", "calibrate", "demo")
+    assert code == 0
+    results: dict[str, Any] = {name: part["result"] for name, part in parts.items()}
+    assert [ladder["name"] for ladder in results["products"]["ladders"]] == list(gpu_check.PRODUCT_LADDERS)
+    assert "[calibration.constants]" in results["machine"]["cluster_file"]
+    constants = {name: shift["after"] for name, shift in results["calibrate"]["constants"].items()}
+    assert constants["matmul_fraction"] < 0.6
+    assert constants["memory_fraction"] < 0.6
+    assert results["demo"]["device"] == "cpu"
+
+
+def run_verb_here(arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Return the payload of a verb that runs in this process."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert command_line.main((*arguments, "--json")) == 0
+    payload: dict[str, Any] = json.loads(printed.getvalue())
+    return payload
+
+
+def test_every_ladder_is_in_a_part(gpu_check: ModuleType) -> None:
+    assert sorted((*gpu_check.LADDERS, *gpu_check.PRODUCT_LADDERS)) == sorted(LADDER_NAMES)
 
 
 def test_a_part_that_takes_too_long_leaves_the_others_alone(

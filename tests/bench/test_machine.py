@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from json_schemas import require_valid
 from number_paths import require_payload_numbers
 
 from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS
+from shardwise.hardware.chips import load_chip
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import is_measured, num_runs, published_calibration, with_calibration
 from shardwise.hardware.stacks import get_stack
@@ -18,30 +21,35 @@ from shardwise.layout.layout import Layout
 from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import engine_rows
 from shardwise.measure.microbenchmarks.benchmark_layers import (
-    COLLECTIVE_BYTES,
     COLLECTIVES,
-    COPY_BYTES,
+    GPU_SAMPLES,
+    MACHINE_SIZES,
     SAMPLES,
     TINY,
+    MachineSizes,
     SampleLayer,
 )
+from shardwise.measure.microbenchmarks.device_timers import EventTimer
 from shardwise.measure.microbenchmarks.engine_operations import loss_operands
 from shardwise.measure.microbenchmarks.machine_benchmark import (
     MachineRecord,
     MachineResult,
+    fit_machine,
     measure_machine,
+    measure_rounds,
     write_cluster_file,
 )
+from shardwise.measure.microbenchmarks.machine_facts import MachineFacts, gpu_facts, match_chip
 from shardwise.measure.microbenchmarks.machine_fit import (
     ELEMENTWISE,
     NORMAL_90,
     OPERATION_COUNTS,
     STACK,
-    MachineFacts,
     MachineFit,
     median_rounds,
     prediction_interval,
 )
+from shardwise.model import model_flops_per_token
 from shardwise.model.job import Job
 from shardwise.present.command_line import main
 from shardwise.price.roofline import TILE_ROWS
@@ -49,6 +57,8 @@ from shardwise.search.plan import plan_layout
 from shardwise.values import to_json
 from shardwise.values.errors import InputError
 
+CPU_SIZES = MACHINE_SIZES["cpu"]
+COPY_BYTES, COLLECTIVE_BYTES = CPU_SIZES.copy_bytes, CPU_SIZES.collective_bytes
 BEST, COPY_RATE, HOP_S, LINK_RATE, LAUNCH_S = 100e9, 20e9, 2e-4, 1.5e9, 3e-5
 KNOWN = {
     "matmul_fraction": 0.9, "matmul_ramp": 20.0, "attention_fraction": 0.4, "grouped_fraction": 0.8, "elementwise": 1.5,
@@ -82,7 +92,7 @@ def seconds() -> dict[str, float]:
         for size in COLLECTIVE_BYTES:
             found[f"{kind}/{size}"] = (2 if kind == "all_reduce" else 1) * (HOP_S + size / 2 / LINK_RATE)
     found |= {f"{sample.name}/step": 1.0 for sample in SAMPLES}
-    return found | {"beside/all_reduce": 0.010, "beside/longer": 0.0075}
+    return found | {"beside/all_reduce": 0.010, "beside/longer": 0.0075, "launch/gap": 1e-6, "launch/issue": 2e-6}
 
 
 def fit(found: dict[str, float] | None = None) -> MachineFit:
@@ -91,14 +101,19 @@ def fit(found: dict[str, float] | None = None) -> MachineFit:
         source="measured on this machine",
         num_processes=2,
         memory_bytes=8e9,
-        dtype="fp32",
-        other_dtypes=("bf16",),
+        sizes=CPU_SIZES,
     )
-    return MachineFit(found or seconds(), SAMPLES, TINY, own)
+    return MachineFit(found or seconds(), own)
 
 
 def found_of(one: MachineFit) -> MachineResult:
-    return MachineResult(one.cluster(), one.calibration((0.9, 1.1)), one.measured_over_predicted())
+    return MachineResult(
+        one.cluster(),
+        one.calibration((0.9, 1.1)),
+        one.measured_over_predicted(),
+        one.measured_rates(),
+        one.unmeasured(),
+    )
 
 
 def test_constants_come_back_out_of_the_seconds_that_they_made() -> None:
@@ -212,7 +227,7 @@ def test_the_stacks_constants_come_from_runs_of_its_own() -> None:
 
 def test_a_small_machine_is_measured_in_two_processes() -> None:
     small: tuple[SampleLayer, ...] = (replace(TINY, name="small", has_loss=True),)
-    found = measure_machine(2, small)
+    found = measure_machine(2, sizes=replace(CPU_SIZES, samples=small))
     assert found.cluster.num_devices == 2
     assert set(found.cluster.chip.peak_flops_per_s) == {"fp32", "bf16"}
     assert found.calibration.constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys()
@@ -230,7 +245,7 @@ def test_a_small_machine_is_measured_in_two_processes() -> None:
     [
         (("--processes", "0"), "--processes"),
         (("--processes", "65"), "1 or more, at most 64, are required for a machine"),
-        (("--dtype", "bf16"), "it measures fp32 and bf16, and takes none"),
+        (("--dtype", "bf16"), "it measures fp32, bf16, and takes none"),
         (("--out", "machine.json"), "a name that ends in .toml is required"),
         (("--out", "no/such/folder/machine.toml"), "no such folder"),
     ],
@@ -246,10 +261,147 @@ def test_wrong_input_is_refused_before_anything_is_measured(
     assert said in capsys.readouterr().err
 
 
-def test_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.measure.microbenchmarks.benchmark_runs.select_device", lambda _: "cuda")
-    assert main(("bench", "machine")) == 2
-    assert "--device cpu is required" in capsys.readouterr().err
+class FakeEvent:
+    """Event of a stream on which everything has ended when its call returns; it counts milliseconds, as CUDA's does."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at_s: float | None = None
+
+    def record(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self.at_s is not None, "an event that was never recorded"
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        assert self.at_s is not None
+        assert later.at_s is not None
+        return 1e3 * (later.at_s - self.at_s)
+
+
+class FakeCuda:
+    """`torch.cuda` with one GPU, as far as `bench machine` asks it."""
+
+    Event = FakeEvent
+
+    def __init__(self, name: str = "NVIDIA H100 80GB HBM3", total_memory: int = 84_929_347_584) -> None:
+        self.name, self.total_memory, self.synchronizations = name, total_memory, 0
+
+    def get_device_properties(self, _: int) -> SimpleNamespace:
+        return SimpleNamespace(name=self.name, total_memory=self.total_memory, major=9, minor=0)
+
+    def synchronize(self) -> None:
+        self.synchronizations += 1
+
+
+GPU_SIZES = replace(
+    MACHINE_SIZES["cuda"], samples=(replace(TINY, name="small", dtype="bf16", has_loss=True),), other_dtypes=("fp16", "fp8"),
+    copy_bytes=2**16,
+)  # fmt: skip
+
+
+def measure_fake_gpu(cuda: FakeCuda, flushed: list[int]) -> MachineResult:
+    """The path of a GPU, its events and its properties fakes and its kernels a CPU's."""
+
+    def make_buffer() -> torch.Tensor:
+        flushed.append(1)
+        return torch.empty(8, dtype=torch.int8)
+
+    facts = gpu_facts(1, GPU_SIZES, cuda)
+    return fit_machine(list(measure_rounds(1, torch.device("cpu"), facts.sizes, EventTimer(cuda, make_buffer))), facts)
+
+
+def test_a_gpu_of_the_catalogue_is_measured_as_shares_of_its_peaks(tmp_path: Path) -> None:
+    """The card keeps its peaks and links and has the memory that PyTorch sees; what one GPU cannot show is of published runs;
+    the file that is written is read back and planned for."""
+    cuda, flushed = FakeCuda(), list[int]()
+    result = measure_fake_gpu(cuda, flushed)
+    chip = result.cluster.chip
+    assert (chip.name, chip.base, chip.peak("bf16"), chip.capacity_bytes) == ("h100", "h100", 989e12, 84_929_347_584)
+    assert set(result.rates.flops_per_s) == {"bf16", "fp16", "fp8"}
+    assert len(flushed) == 1, "one buffer empties the cache before each operation"
+    assert cuda.synchronizations
+    published = published_calibration("h100", get_stack(STACK)).constants
+    assert set(result.unmeasured) == {"routing_s", "network_fraction", "link_fraction", "exposed"}
+    assert {name: result.calibration.constants[name] for name in result.unmeasured} == {
+        name: published[name] for name in result.unmeasured
+    }
+    assert "NVIDIA H100 80GB HBM3" in result.calibration.source
+    path = tmp_path / "gpu.toml"
+    write_cluster_file(result, path)
+    cluster = load_cluster(str(path))
+    assert cluster.calibration == result.calibration
+    assert cluster.chip.capacity_bytes == 84_929_347_584
+    require_valid(to_json(MachineRecord.of(result)))
+
+
+def test_a_gpu_that_the_catalogue_lacks_has_the_best_rates_as_peaks() -> None:
+    result = measure_fake_gpu(FakeCuda("NVIDIA Unheard 9000", 24 * 10**9), [])
+    chip = result.cluster.chip
+    assert chip.base is None
+    assert chip.platform == "GPU"
+    assert dict(chip.peak_flops_per_s) == dict(result.rates.flops_per_s)
+    assert chip.memory_bytes == 24e9
+
+
+def test_shares_of_peaks_come_back_out_of_the_seconds_that_they_made() -> None:
+    """A product at 80% of the peak, a copy at 90% of the bandwidth and fp8 at 70% of its peak, on two GPUs whose links reach half
+    of what the catalogue says."""
+    facts = replace(gpu_facts(2, MACHINE_SIZES["cuda"], FakeCuda()), num_processes=2)
+    chip, times = (
+        load_chip("h100"),
+        {"launch/gap": 1e-6, "launch/issue": 4e-6, "beside/all_reduce": 1.0, "beside/longer": 0.5},
+    )
+    for sample in (*facts.sizes.samples, facts.sizes.tiny):
+        times |= {
+            f"{sample.name}/{shape.name}": shape.flops / (0.8 * 989e12) for shape in (*sample.products, sample.expert)
+        }
+        times |= {f"{sample.name}/attention {phase}": 1e-3 for phase in ("forward", "backward")}
+        every = [f"{name} {phase}" for name in ELEMENTWISE for phase in ("forward", "backward")]
+        times |= {f"{sample.name}/{name}": 1e-4 for name in (*every, "sum", "update", "loss", "step", "layer")}
+    up = next(shape for shape in GPU_SAMPLES[0].products if shape.name == "up forward")
+    times |= {f"{dtype}/up forward": up.flops / (0.7 * chip.peak(dtype)) for dtype in facts.sizes.other_dtypes}
+    times["copy"] = facts.sizes.copy_bytes / (0.9 * chip.memory_bytes_per_s)
+    for kind in COLLECTIVES:
+        for size in facts.sizes.collective_bytes:
+            times[f"{kind}/{size}"] = (2 if kind == "all_reduce" else 1) * (1e-5 + size / 2 / 225e9)
+    constants = MachineFit(times, facts).constants()
+    assert constants["matmul_fraction"] == pytest.approx(0.8)
+    assert constants["fp8_matmul_fraction"] == pytest.approx(0.7, rel=0.01)
+    assert constants["memory_fraction"] == pytest.approx(0.9)
+    assert constants["link_fraction"] == pytest.approx(0.5, rel=1e-3)
+    assert constants["exposed"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("device_name", "gb", "chip"),
+    [
+        ("NVIDIA H200", 150.0, "h200"), ("NVIDIA A100-SXM4-80GB", 85.1, "a100-80gb"), ("NVIDIA H100 PCIe", 85.0, "h100-pcie"),
+        ("NVIDIA A100 80GB PCIe", 85.1, "a100-80gb-pcie"), ("NVIDIA B200", 191.5, "b200"), ("NVIDIA GB200", 198.6, "gb200"),
+        ("AMD Instinct MI300X", 206.1, "mi300x"), ("NVIDIA H100 NVL", 100.0, None), ("NVIDIA L40S", 47.7, None),
+        ("NVIDIA H200 MIG 3g.71gb", 74.8, None),
+    ],
+)  # fmt: skip
+def test_names_of_pytorch_and_of_the_catalogue(device_name: str, gb: float, chip: str | None) -> None:
+    assert match_chip(device_name, gb * 1e9) == chip
+
+
+def test_samples_that_do_not_fit_a_gpu_are_left_out() -> None:
+    """The larger model takes 16 bytes of state for each parameter: more than a card of 24 GB has beside the smaller one."""
+    sizes: MachineSizes = MACHINE_SIZES["cuda"]
+    assert sizes.within(80e9).samples == sizes.samples
+    (small,) = sizes.within(16e9).samples
+    assert (small.name, small.has_loss) == ("2048", True)
+
+
+def test_a_gpu_takes_less_than_a_minute() -> None:
+    """At a fifth of an A100's peak and bandwidth: products, copies and whole steps of all rounds; the rest is less."""
+    sizes, chip = MACHINE_SIZES["cuda"], load_chip("a100-80gb")
+    flops = sum(4 * shape.flops for sample in sizes.samples for shape in sample.products)
+    steps = sum(model_flops_per_token(sample.model, sample.seq_len) * sample.tokens for sample in sizes.samples)
+    once_s = (flops + 1.5 * steps) / (0.2 * chip.peak("bf16")) + sizes.copy_bytes / (0.2 * chip.memory_bytes_per_s)
+    assert 7 * once_s < 45.0
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -11,15 +11,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardwise as sw
+from shardwise.hardware import load_chip
 from shardwise.measure.kernel_ladders.ladders import LADDERS, SMALL_LADDERS
-from shardwise.measure.kernel_ladders.workbench import relative_error
+from shardwise.measure.kernel_ladders.product_ladders import layer_batch_ladder
+from shardwise.measure.kernel_ladders.workbench import place_on_chip, relative_error, time_ladder
 from shardwise.present.verbs.kernels import LADDER_NAMES
 from shardwise.run.triton_kernels.interpreter_counts import counted_traffic
 from shardwise.run.triton_kernels.traffic import Traffic
 from shardwise.values import InputError
 
 RUNGS = [(name, rung.name) for name, make in SMALL_LADDERS.items() for rung in make().rungs]
-VIEWS = {"detach", "_to_copy", "transpose", "t", "alias", "view", "_unsafe_view", "expand", "unsqueeze", "clone"}
+VIEWS = {
+    "detach", "_to_copy", "transpose", "t", "alias", "view", "_unsafe_view", "expand", "unsqueeze", "clone", "slice", "select",
+    "new_empty",
+}  # fmt: skip
 
 
 class OperationTraffic(TorchDispatchMode):
@@ -59,6 +64,7 @@ def test_rungs_compute_the_ladders_function_and_move_their_bytes(name: str, rung
     rung = next(rung for rung in ladder.rungs if rung.name == rung_name)
     operands = ladder.make_operands("cpu")
     expected = ladder.reference(*operands)
+    expected = expected if rung.num_rows is None else expected[: rung.num_rows]
     counting = counted_traffic() if rung.uses_triton else counted_operations()
     with counting as counts:
         computed = rung.run(*operands)
@@ -73,8 +79,8 @@ def test_rungs_compute_the_ladders_function_and_move_their_bytes(name: str, rung
 
 
 def test_each_rung_moves_no_more_than_the_one_before_and_no_less_than_the_least() -> None:
-    for make in LADDERS.values():
-        ladder = make()
+    for name in ("elu", "softmax", "norm", "launches", "product", "attention", "attention-gradient"):
+        ladder = LADDERS[name]()
         moved = [rung.loaded_bytes + rung.stored_bytes for rung in ladder.rungs]
         assert moved == sorted(moved, reverse=True)
         assert moved[-1] >= ladder.least_bytes * 0.999
@@ -91,9 +97,10 @@ def test_rooflines_of_a_chip() -> None:
     assert product.roofline_s == pytest.approx(2 * 4096**3 / 989e12, rel=2e-3)
     assert softmax.bound == "memory"
     assert softmax.roofline_s == pytest.approx(2 * 8192 * 8192 * 2 / 3.35e12, rel=1e-3)
-    (by_rows, small, large, *_) = product.rungs
+    by_elements, by_rows, small, medium, large, *_ = product.rungs
     assert large.loaded_bytes == 2 * 2 * 4096**3 / 128
-    assert small.loaded_bytes == 4 * large.loaded_bytes
+    assert small.loaded_bytes == 2 * medium.loaded_bytes == 4 * large.loaded_bytes
+    assert by_elements.loaded_bytes == 2 * 2 * 4096**3
     assert by_rows.loaded_bytes == pytest.approx(2 * 4096**3, rel=0.01)
     assert all(rung.seconds is None for rung in product.rungs), "no GPU here"
 
@@ -117,10 +124,60 @@ def test_compiled_kernels_and_their_resources() -> None:
     """Kernels of rows and elements spill nothing, and large tiles fit into the shared memory of an H100."""
     ladders = {ladder.name: ladder for ladder in sw.kernels(device="none", compile_for=[90]).ladders}
     compiled = {name: [kernel for rung in ladder.rungs for kernel in rung.compiled] for name, ladder in ladders.items()}
-    for name in ("elu", "softmax", "norm"):
+    for name in compiled.keys() - {"attention", "attention-gradient", "layer-batch"}:
         assert compiled[name]
-        assert not any(kernel.spilled_bytes for kernel in compiled[name])
+        assert not any(kernel.spilled_bytes for kernel in compiled[name]), name
     assert {kernel.kernel for kernel in compiled["attention-gradient"]} == {
         "row_products_kernel", "flash_dquery_kernel", "flash_dkey_dvalue_kernel"
     }  # fmt: skip
     assert max(kernel.shared_bytes for kernels in compiled.values() for kernel in kernels) <= 227 * 1024
+
+
+def test_each_step_of_a_product_is_in_its_machine_code() -> None:
+    """Loads of one element, then of 16 bytes; asynchronous copies to shared memory; TMA. The tile without tensor cores has its
+    operands in shared memory too."""
+    (product,) = sw.kernels(["product"], device="none", compile_for=[90]).ladders
+    kernels = {rung.name: rung.compiled[0] for rung in product.rungs if rung.compiled}
+    assert {name: kernel.loads for name, kernel in kernels.items()} == {
+        "by elements": ("ld.global.b16",), "by rows": ("ld.global.b16", "ld.global.b32"),
+        **dict.fromkeys(("tiles of 32", "tiles of 64", "tiles of 128"), ("ld.global.b16",)),
+        **dict.fromkeys(("wide loads", "tensor cores", "tiles in groups"), ("ld.global.v4.b32",)),
+        **dict.fromkeys(("pipelined", "persistent"), ("cp.async",)), "tensor descriptors": ("cp.async.bulk.tensor",),
+    }  # fmt: skip
+    assert kernels["tiles of 128"].shared_bytes == 2 * 128 * 16 * 4
+    assert kernels["pipelined"].shared_bytes >= 3 * 2 * 128 * 64 * 2
+
+
+def test_the_knee_of_a_layer_against_its_batch() -> None:
+    """By hand, for H100: 989e12 over 3.35e12 FLOPs a byte, and one FLOP for each byte of a weight and token, so that weights are
+    read while 295 tokens are computed; and a few more for the bytes that tokens move themselves."""
+    (ladder,) = sw.kernels(["layer-batch"], "h100", device="none").ladders
+    weights = 3 * 4096 * 14336
+    by_hand = 2 * weights / 3.35e12 / (2 * weights / 989e12 - 4 * 4096 / 3.35e12)
+    assert ladder.knee_rows == pytest.approx(by_hand, rel=1e-3)
+    assert 295 < by_hand < 310
+    times = {rung.name: rung.roofline_s for rung in ladder.rungs}
+    assert times["8 tokens"] == pytest.approx(times["1 token"], rel=0.01), "memory, whatever the batch"
+    assert times["2,048 tokens"] == pytest.approx(2 * times["1,024 tokens"]), "compute"
+
+
+class BatchTimer:
+    """A device that takes 1 ms up to 100 rows, and then 10 us a row."""
+
+    def time_run(self, run: Any, num_runs: int = 1) -> float:
+        return max(1e-3, 1e-5 * len(run()))
+
+    def time_cold_run(self, run: Any) -> float:
+        return self.time_run(run)
+
+    def time_issue(self, run: Any, num_runs: int) -> float:
+        return self.time_run(run)
+
+
+def test_the_measured_knee() -> None:
+    """A layer on 1, 40 and 400 tokens, on that device: the flat and the rising line meet at 100."""
+    ladder = layer_batch_ladder(16, 24, (1, 40, 400))
+    timed = time_ladder(place_on_chip(ladder, load_chip("h100")), ladder, "cpu", BatchTimer())
+    assert [rung.seconds for rung in timed.rungs] == pytest.approx([1e-3, 1e-3, 4e-3])
+    assert timed.measured_knee_rows == pytest.approx(100.0)
+    assert all(rung.relative_error is not None and rung.relative_error < 4e-3 for rung in timed.rungs)

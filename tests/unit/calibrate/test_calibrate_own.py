@@ -39,6 +39,8 @@ from shardwise.measure.calibrate.observations import (
 )
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows, read_rows
 from shardwise.measure.calibrate.user_runs import select_runs
+from shardwise.measure.kernel_ladders.workbench import run_workbench
+from shardwise.values import to_json
 from shardwise.values.errors import InputError
 
 GIVEN = Path(__file__).parents[3] / "examples" / "calibrate" / "runs.csv"
@@ -93,6 +95,29 @@ def bench_lines(at: Mapping[str, float]) -> Lines:
             "backward": backward, "seconds": seconds,
         })  # fmt: skip
     return found
+
+
+def test_ladders_of_kernels_are_read_as_the_micro_benchmarks_of_their_fastest_rungs(tmp_path: Path) -> None:
+    """Of a product of 4,096 at half of an H100's peak and a softmax at half of its bandwidth, by hand; ladders without a
+    micro-benchmark, and rungs that did not run, are none."""
+    result = run_workbench(["product", "softmax", "launches"], "h100", device="none")
+    product_s, softmax_s = 2 * 4096**3 / (0.5 * 989e12), 2 * 8192**2 * 2 / (0.5 * 3.35e12)
+    fastest = {"product": product_s, "softmax": softmax_s, "launches": 1e-3}
+    ladders = tuple(
+        replace(ladder, rungs=tuple(replace(rung, seconds=fastest[ladder.name] * (1 + rank)) for rank, rung in
+                                    enumerate(reversed(ladder.rungs))))
+        for ladder in result.ladders
+    )  # fmt: skip
+    path = tmp_path / "kernels.json"
+    path.write_text(json.dumps(to_json(replace(result, ladders=ladders)), indent=1))
+    target = BenchmarkTarget(cluster=load_cluster("h100:1"), stack=get_stack("shardwise"), clock=1.0)
+    lines = read_benchmark_lines(str(path), target)
+    assert {line.id: line.observation.measured_s for line in lines} == {
+        "matmul bf16 4096x4096x4096": product_s, "memory 268.4 MB": softmax_s
+    }  # fmt: skip
+    path.write_text(json.dumps(to_json(result)))
+    with pytest.raises(InputError, match="no rung was measured; what `shardwise kernels --json` prints on a GPU"):
+        read_benchmark_lines(str(path), target)
 
 
 def test_micro_benchmarks_are_priced_by_the_closed_forms(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +28,12 @@ from shardwise.price.roofline import KernelWork, Rates, rates_from_constants
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.values import (
     FileMessages,
+    InputError,
     SymbolValues,
     Value,
     argument_label,
     bytes_per_element,
+    parse_json,
     parse_json_line,
     raise_problems,
     read_text,
@@ -99,6 +103,7 @@ BENCH_SIGMA = 0.03
 # Below this a kernel's time is its launch and its last wave: a launch is 5 to 15 microseconds (`CONSTANTS`), which would be
 # attributed to a rate.
 SHORTEST_S = 5e-5
+LADDERS_SCHEMA = '"shardwise.kernels/1"'  # in a file of ladders; a line of a micro-benchmark has no such text
 # What the verb `bench` notes beside: the spread of repetitions, their number, where they ran.
 NOTED_KEYS = ("low", "high", "repeats", "machine")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
@@ -132,17 +137,41 @@ class BenchmarkLine:
 
 
 def read_benchmark_lines(path: str, target: BenchmarkTarget) -> tuple[BenchmarkLine, ...]:
-    """Read the micro-benchmarks of a file of JSON lines. Raises `InputError` with every problem of every line."""
-    messages = FileMessages(f"{argument_label('bench')}: ", "the path of a file is required")
-    lines = read_text(path, messages, encoding="utf-8-sig").split("\n")
+    """Read the micro-benchmarks of a file of JSON lines, or those of the ladders that `shardwise kernels --json` measured.
+
+    Raises `InputError` with every problem of every line.
+    """
+    label = f"{argument_label('bench')}: "
+    messages = FileMessages(label, "the path of a file is required")
+    text = read_text(path, messages, encoding="utf-8-sig")
+    if LADDERS_SCHEMA in text:
+        places = _ladder_lines(parse_json(text, path, messages), f"{label}{path}")
+    else:
+        places = {f"{label}{path}: line {number}": line for number, line in enumerate(text.split("\n"), start=1)}
     problems: list[str] = []
-    benchmark_lines = [
-        _parse_line(f"{argument_label('bench')}: {path}: line {number}", line, target, problems)
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+    benchmark_lines = [_parse_line(where, line, target, problems) for where, line in places.items() if line.strip()]
     raise_problems(problems)
     return tuple(benchmark_line for benchmark_line in benchmark_lines if benchmark_line)
+
+
+def _ladder_lines(payload: Any, where: str) -> dict[str, str]:
+    """Return the line of the fastest rung of each ladder that measures one, by its place.
+
+    Raises `InputError` where no rung was measured.
+    """
+    ladders = payload.get("ladders") if isinstance(payload, Mapping) else None
+    lines = {}
+    for ladder in ladders if isinstance(ladders, list) else ():
+        rungs = ladder.get("rungs") if isinstance(ladder, Mapping) else None
+        seconds = [rung.get("seconds") for rung in rungs or () if isinstance(rung, Mapping)]
+        measured = [value for value in seconds if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        if measured and isinstance(ladder.get("benchmark"), Mapping):
+            lines[f"{where}: ladder {ladder.get('name')}"] = json.dumps(
+                {**ladder["benchmark"], "seconds": min(measured)}
+            )
+    if not lines:
+        raise InputError(f"{where}: no rung was measured; what `shardwise kernels --json` prints on a GPU is required")
+    return lines
 
 
 def _parse_line(where: str, line: str, target: BenchmarkTarget, problems: list[str]) -> BenchmarkLine | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LANE_ELEMENTS = 256  # elements of a program that has one for each lane
 ROW_COLUMNS = 256  # columns of a program that has one row of a product
+SUMMED_BLOCK = 1024  # elements of a program that sums the parts of a product
 ATTENTION_BLOCK = 64  # queries, and keys, of a block of attention
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Tiles of a product: rows, columns and depth; `group` rows of tiles are computed column by column, so that tiles that run
-    together share operands in the L2 cache; `num_stages` loads are in flight while tensor cores work."""
+    together share operands in the L2 cache; `num_stages` loads are in flight while they are multiplied. `wide_loads`: a thread
+    loads up to 16 bytes at once; `tensor_cores`: these multiply."""
 
     rows: int
     columns: int
@@ -19,6 +22,12 @@ class Tiles:
     group: int = 1
     num_warps: int = 4
     num_stages: int = 1
+    wide_loads: bool = True
+    tensor_cores: bool = True
+
+    def count(self, num_rows: int, num_columns: int) -> int:
+        """Return the number of tiles of a result."""
+        return -(-num_rows // self.rows) * -(-num_columns // self.columns)
 
 
 def tile_loads(shape: tuple[int, int, int], tiles: Tiles) -> int:
@@ -29,6 +38,12 @@ def tile_loads(shape: tuple[int, int, int], tiles: Tiles) -> int:
     """
     num_rows, depth, num_columns = shape
     return depth * (num_rows * -(-num_columns // tiles.columns) + num_columns * -(-num_rows // tiles.rows))
+
+
+def element_loads(shape: tuple[int, int, int]) -> int:
+    """Return the elements that a product loads whose lanes each compute an element: two for each multiplication."""
+    num_rows, depth, num_columns = shape
+    return 2 * num_rows * depth * num_columns
 
 
 def row_loads(shape: tuple[int, int, int]) -> int:

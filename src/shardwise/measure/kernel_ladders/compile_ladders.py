@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from shardwise.measure.kernel_ladders.ladder import Ladder, Rung
 from shardwise.measure.kernel_ladders.ladders import LADDERS
@@ -33,9 +34,13 @@ def compile_ladders(names: Sequence[str], compile_for: Sequence[int]) -> Mapping
     if finished.returncode:
         raise ShardwiseError(f"kernels: Triton could not compile: {finished.stderr.strip()[-1000:]}")
     return {
-        name: tuple(tuple(KernelResources(**kernel) for kernel in rung) for rung in rungs)
+        name: tuple(tuple(_read_resources(kernel) for kernel in rung) for rung in rungs)
         for name, rungs in json.loads(finished.stdout).items()
     }
+
+
+def _read_resources(kernel: Mapping[str, Any]) -> KernelResources:
+    return KernelResources(**{**kernel, "loads": tuple(kernel["loads"])})
 
 
 def compile_rung(ladder: Ladder, rung: Rung, compile_for: Sequence[int]) -> list[KernelResources]:

@@ -1,54 +1,26 @@
 """The ladders, at sizes that fill a GPU or at small ones. PyTorch and Triton are loaded when a rung runs.
 
-Sources: Ultra-Scale Playbook, "Diving in the GPUs" (ELU three ways, coalescing, tiling, fused kernels, FlashAttention); Boehm
-2022, "How to Optimize a CUDA Matmul Kernel" (the order of the steps of a product); Milakov et al. 2018 (online softmax); Dao et
-al. 2022 and Dao 2023 (FlashAttention).
+Sources: Ultra-Scale Playbook, "Diving in the GPUs" (ELU three ways, coalescing, tiling, fused kernels, FlashAttention); Milakov
+et al. 2018 (online softmax); Dao et al. 2022 and Dao 2023 (FlashAttention).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from shardwise.measure.kernel_ladders.closed_forms import (
-    Tiles,
-    flash_backward_loads,
-    flash_forward_loads,
-    row_loads,
-    tile_loads,
+from shardwise.measure.kernel_ladders.closed_forms import flash_backward_loads, flash_forward_loads
+from shardwise.measure.kernel_ladders.ladder import ITEM_BYTES, Ladder, Rung, normal_operands, triton_call
+from shardwise.measure.kernel_ladders.product_ladders import (
+    batched_product_ladder,
+    deep_product_ladder,
+    layer_batch_ladder,
+    product_ladder,
 )
-from shardwise.measure.kernel_ladders.ladder import Ladder, Rung
 from shardwise.run.triton_kernels.traffic import STATISTIC_BYTES, norm_forward_traffic
 
-ITEM_BYTES = 2  # of bf16 or fp16
 EPSILON = 1e-5
-
-
-def _triton(module: str, function: str, *parameters: Any) -> Callable[..., Any]:
-    """Return a launcher of a Triton module, which is loaded at the first call."""
-
-    def run(*operands: Any) -> Any:
-        from importlib import import_module
-
-        return getattr(import_module(f"shardwise.measure.kernel_ladders.{module}"), function)(*operands, *parameters)
-
-    return run
-
-
-def _operands(*shapes: tuple[int, ...], scale: float = 1.0) -> Callable[[str], tuple[Any, ...]]:
-    """Return a function that makes normal operands of these shapes in bf16 on a GPU, in fp16 elsewhere: Triton's interpreter
-    multiplies no bf16."""
-
-    def make(device: str) -> tuple[Any, ...]:
-        import torch
-
-        dtype = torch.bfloat16 if device == "cuda" else torch.float16
-        generator = torch.Generator().manual_seed(0)
-        return tuple((scale * torch.randn(shape, generator=generator)).to(device, dtype) for shape in shapes)
-
-    return make
 
 
 def elu_ladder(size: int = 2**26) -> Ladder:
@@ -66,16 +38,17 @@ def elu_ladder(size: int = 2**26) -> Ladder:
         return torch.nn.functional.elu(x.double())
 
     return Ladder(
-        name="elu", title="a pointwise function", sizes=f"{size:,} elements", flops=3.0 * size, least_bytes=2 * data,
-        make_operands=_operands((size,)), reference=reference,
+        name="elu", title="a pointwise function",
+        benchmark={"bench": "memory", "bytes": 2 * data}, sizes=f"{size:,} elements", flops=3.0 * size, least_bytes=2 * data,
+        make_operands=normal_operands((size,)), reference=reference,
         rungs=(
             Rung(name="separate kernels", lesson="exp, subtraction, comparison and choice each pass through memory",
                  run=separate, loaded_bytes=5 * data + size, stored_bytes=3 * data + size, num_launches=4,
                  uses_triton=False),
             Rung(name="one kernel, strided", lesson="one pass, but lanes of a warp read elements far apart: each load brings "
-                 "32 bytes for 2", run=_triton("triton_pointwise", "strided_elu"), loaded_bytes=data, stored_bytes=data),
+                 "32 bytes for 2", run=triton_call("triton_pointwise", "strided_elu"), loaded_bytes=data, stored_bytes=data),
             Rung(name="one kernel, coalesced", lesson="neighbouring lanes read neighbouring elements",
-                 run=_triton("triton_pointwise", "elu"), loaded_bytes=data, stored_bytes=data),
+                 run=triton_call("triton_pointwise", "elu"), loaded_bytes=data, stored_bytes=data),
         ),
     )  # fmt: skip
 
@@ -93,18 +66,19 @@ def softmax_ladder(rows: int = 8192, width: int = 8192) -> Ladder:
 
     statistics = 2 * rows * ITEM_BYTES
     return Ladder(
-        name="softmax", title="a function of rows", sizes=f"{rows:,} rows of {width:,}", flops=5.0 * rows * width,
-        least_bytes=2 * data, make_operands=_operands((rows, width)), reference=reference,
+        name="softmax", title="a function of rows",
+        benchmark={"bench": "memory", "bytes": 2 * data}, sizes=f"{rows:,} rows of {width:,}", flops=5.0 * rows * width,
+        least_bytes=2 * data, make_operands=normal_operands((rows, width)), reference=reference,
         rungs=(
             Rung(name="separate kernels", lesson="maximum, difference, exp, sum and quotient each pass through memory",
                  run=separate, loaded_bytes=5 * data + statistics, stored_bytes=3 * data + statistics, num_launches=5,
                  uses_triton=False),
             Rung(name="one kernel, three reads", lesson="nothing but the result is written",
-                 run=_triton("triton_pointwise", "softmax_in_passes"), loaded_bytes=3 * data, stored_bytes=data),
+                 run=triton_call("triton_pointwise", "softmax_in_passes"), loaded_bytes=3 * data, stored_bytes=data),
             Rung(name="online softmax", lesson="maximum and sum together, the sum rescaled where the maximum grows",
-                 run=_triton("triton_pointwise", "online_softmax"), loaded_bytes=2 * data, stored_bytes=data),
+                 run=triton_call("triton_pointwise", "online_softmax"), loaded_bytes=2 * data, stored_bytes=data),
             Rung(name="row in registers", lesson="a row that fits is read once",
-                 run=_triton("triton_pointwise", "softmax_in_registers"), loaded_bytes=data, stored_bytes=data),
+                 run=triton_call("triton_pointwise", "softmax_in_registers"), loaded_bytes=data, stored_bytes=data),
         ),
     )  # fmt: skip
 
@@ -137,7 +111,7 @@ def norm_ladder(rows: int = 16384, width: int = 4096) -> Ladder:
     return Ladder(
         name="norm", title="LayerNorm after the residual sum", sizes=f"{rows:,} rows of {width:,}",
         flops=8.0 * rows * width, least_bytes=4 * data + row,
-        make_operands=_operands((rows, width), (rows, width), (width,)), reference=reference,
+        make_operands=normal_operands((rows, width), (rows, width), (width,)), reference=reference,
         rungs=(
             Rung(name="separate kernels", lesson="sum, mean, difference, square, mean, two products: each through memory",
                  run=separate, loaded_bytes=9 * data, stored_bytes=5 * data, num_launches=9, uses_triton=False),
@@ -149,48 +123,12 @@ def norm_ladder(rows: int = 16384, width: int = 4096) -> Ladder:
     )  # fmt: skip
 
 
-# Tile sizes and pipeline depth: as large as registers and shared memory allow (Boehm 2022, kernels 3 to 10).
-SMALL, LARGE = Tiles(32, 32, 32, num_warps=2), Tiles(128, 128, 64, num_warps=8)
-PRODUCT_TILES: Mapping[str, tuple[Tiles, str]] = {
-    "tiles of 32": (
-        SMALL,
-        "a tile's operands are loaded once for 32 rows and 32 columns, and tensor cores multiply them",
-    ),
-    "tiles of 128": (LARGE, "four times fewer loads"),
-    "tiles in groups": (replace(LARGE, group=8), "tiles that run together share operands in the L2 cache"),
-    "pipelined": (replace(LARGE, group=8, num_stages=3), "the next tiles are on their way while these are multiplied"),
-}
-
-
-def product_ladder(rows: int = 4096, depth: int = 4096, columns: int = 4096) -> Ladder:
-    """Return a product of matrices: by rows, in tiles, in groups of tiles, pipelined, and PyTorch's."""
-    shape = rows, depth, columns
-    stored = rows * columns * ITEM_BYTES
-    least = (rows * depth + depth * columns) * ITEM_BYTES
-
-    def library(left: Any, right: Any) -> Any:
-        return left @ right
-
-    def reference(left: Any, right: Any) -> Any:
-        return left.double() @ right.double()
-
-    return Ladder(
-        name="product", title="a product of matrices", sizes=f"[{rows:,}, {depth:,}] x [{depth:,}, {columns:,}]",
-        flops=2.0 * rows * depth * columns, least_bytes=least + stored, product_flops=True,
-        make_operands=_operands((rows, depth), (depth, columns)), reference=reference,
-        rungs=(
-            Rung(name="by rows", lesson="each row loads all of the right matrix; no tensor cores",
-                 run=_triton("triton_products", "multiply_by_rows"), loaded_bytes=row_loads(shape) * ITEM_BYTES,
-                 stored_bytes=stored),
-            *(
-                Rung(name=name, lesson=lesson, run=_triton("triton_products", "multiply_by_tiles", tiles),
-                     loaded_bytes=tile_loads(shape, tiles) * ITEM_BYTES, stored_bytes=stored)
-                for name, (tiles, lesson) in PRODUCT_TILES.items()
-            ),
-            Rung(name="PyTorch", lesson="cuBLAS on a GPU; what it loads is not known, operands once at least", run=library,
-                 loaded_bytes=least, stored_bytes=stored, uses_triton=False),
-        ),
-    )  # fmt: skip
+def _attention_line(heads: int, length: int, width: int, *, backward: bool) -> Mapping[str, Any]:
+    """Return the benchmark of one sequence of causal attention."""
+    return {
+        "bench": "attention", "dtype": "bf16", "batch": 1, "heads": heads, "seq_len": length, "head_dim": width, "causal": True,
+        "backward": backward,
+    }  # fmt: skip
 
 
 def attention_ladder(heads: int = 64, length: int = 4096, width: int = 128) -> Ladder:
@@ -206,15 +144,16 @@ def attention_ladder(heads: int = 64, length: int = 4096, width: int = 128) -> L
         return logits.softmax(dim=-1) @ value
 
     def flash(query: Any, key: Any, value: Any) -> Any:
-        return _triton("triton_attention", "flash_forward")(query, key, value)[0]
+        return triton_call("triton_attention", "flash_forward")(query, key, value)[0]
 
     def reference(query: Any, key: Any, value: Any) -> Any:
         return separate(query.double(), key.double(), value.double())
 
     return Ladder(
-        name="attention", title="causal attention, forward", sizes=f"{heads} heads of {width}, {length:,} tokens",
+        name="attention", title="causal attention, forward",
+        benchmark=_attention_line(heads, length, width, backward=False), sizes=f"{heads} heads of {width}, {length:,} tokens",
         flops=2.0 * heads * length * length * width, least_bytes=4 * data + statistics, product_flops=True,
-        make_operands=_operands(*[(heads, length, width)] * 3), reference=reference,
+        make_operands=normal_operands(*[(heads, length, width)] * 3), reference=reference,
         rungs=(
             Rung(name="scores in memory", lesson="scores, scaled, masked and as weights: T x T elements four times each way",
                  run=separate, loaded_bytes=3 * data + 4 * scores, stored_bytes=data + 4 * scores, num_launches=5,
@@ -242,18 +181,19 @@ def attention_gradient_ladder(heads: int = 64, length: int = 4096, width: int = 
         return torch.autograd.grad(out, operands, dy)
 
     def flash(dy: Any, query: Any, key: Any, value: Any, out: Any, lse: Any) -> Any:
-        return _triton("triton_attention", "flash_backward")(dy, (query, key, value), out, lse)
+        return triton_call("triton_attention", "flash_backward")(dy, (query, key, value), out, lse)
 
     def reference(dy: Any, query: Any, key: Any, value: Any, *_: Any) -> Any:
         return autograd(dy.double(), query.double(), key.double(), value.double())
 
     def make(device: str) -> tuple[Any, ...]:
-        dy, query, key, value = _operands(*[(heads, length, width)] * 4)(device)
-        return (dy, query, key, value, *_triton("triton_attention", "flash_forward")(query, key, value))
+        dy, query, key, value = normal_operands(*[(heads, length, width)] * 4)(device)
+        return (dy, query, key, value, *triton_call("triton_attention", "flash_forward")(query, key, value))
 
     stored = 3 * data + heads * length * STATISTIC_BYTES
     return Ladder(
-        name="attention-gradient", title="causal attention, backward", sizes=f"{heads} heads of {width}, {length:,} tokens",
+        name="attention-gradient", title="causal attention, backward",
+        benchmark=_attention_line(heads, length, width, backward=True), sizes=f"{heads} heads of {width}, {length:,} tokens",
         flops=5.0 * heads * length * length * width, least_bytes=8 * data + heads * length * STATISTIC_BYTES,
         product_flops=True, make_operands=make, reference=reference,
         rungs=(
@@ -267,13 +207,75 @@ def attention_gradient_ladder(heads: int = 64, length: int = 4096, width: int = 
     )  # fmt: skip
 
 
+def launch_ladder(num_steps: int = 200, size: int = 4096) -> Ladder:
+    """Return additions of 1 to a few elements: a kernel for each, the same in a CUDA graph, one kernel."""
+    data = size * ITEM_BYTES
+
+    def separate(x: Any) -> Any:
+        for _ in range(num_steps):
+            x = x + 1.0
+        return x
+
+    def reference(x: Any) -> Any:
+        return _round_each_step(x, num_steps)
+
+    moved = num_steps * data
+    return Ladder(
+        name="launches", title="many short kernels", sizes=f"{num_steps} additions to {size:,} elements",
+        flops=float(num_steps * size), least_bytes=2 * data, make_operands=normal_operands((size,)), reference=reference,
+        rungs=(
+            Rung(name="a kernel each", lesson="each takes as long as the host needs to issue it", run=separate,
+                 num_launches=num_steps, loaded_bytes=moved, stored_bytes=moved, uses_triton=False),
+            Rung(name="a CUDA graph", lesson="the same kernels, issued once: the device begins each right after the one before",
+                 run=GraphReplay(separate), loaded_bytes=moved, stored_bytes=moved, uses_triton=False),
+            Rung(name="one kernel", lesson="the loop is inside, and its values in registers",
+                 run=triton_call("triton_pointwise", "add_steps", num_steps), loaded_bytes=data, stored_bytes=data),
+        ),
+    )  # fmt: skip
+
+
+def _round_each_step(x: Any, num_steps: int) -> Any:
+    """Return x + 1 + 1 ... in float64, each sum rounded to the format of x, as kernels that pass it on do."""
+    total = x.double()
+    for _ in range(num_steps):
+        total = (total + 1.0).to(x.dtype).double()
+    return total
+
+
+class GraphReplay:
+    """Work that is captured into a CUDA graph at its first call and replayed at the others; on a CPU it runs as it is."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self._work = work
+        self._graph: Any = None
+        self._result: Any = None
+
+    def __call__(self, x: Any) -> Any:
+        """Return the result for the operand of the first call."""
+        import torch
+
+        if not x.is_cuda:
+            return self._work(x)
+        if self._graph is None:
+            self._work(x)  # kernels are compiled and memory is allocated outside the capture
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._result = self._work(x)
+        self._graph.replay()
+        return self._result
+
+
 LADDERS: Mapping[str, Callable[[], Ladder]] = {
-    "elu": elu_ladder, "softmax": softmax_ladder, "norm": norm_ladder, "product": product_ladder,
+    "elu": elu_ladder, "softmax": softmax_ladder, "norm": norm_ladder, "launches": launch_ladder, "product": product_ladder,
+    "deep-product": deep_product_ladder, "batched-product": batched_product_ladder, "layer-batch": layer_batch_ladder,
     "attention": attention_ladder, "attention-gradient": attention_gradient_ladder,
 }  # fmt: skip
 # The same at sizes that Triton's interpreter takes a moment for: none divides its blocks.
 SMALL_LADDERS: Mapping[str, Callable[[], Ladder]] = {
     "elu": partial(elu_ladder, 3001), "softmax": partial(softmax_ladder, 5, 1500), "norm": partial(norm_ladder, 5, 100),
-    "product": partial(product_ladder, 70, 50, 300), "attention": partial(attention_ladder, 2, 150, 32),
+    "launches": partial(launch_ladder, 5, 1500), "product": partial(product_ladder, 132, 24, 264),
+    "deep-product": partial(deep_product_ladder, 70, 150, 40, 3),
+    "batched-product": partial(batched_product_ladder, 3, 70, 50, 40),
+    "layer-batch": partial(layer_batch_ladder, 32, 48, (1, 5, 17)), "attention": partial(attention_ladder, 2, 150, 32),
     "attention-gradient": partial(attention_gradient_ladder, 2, 150, 32),
 }  # fmt: skip

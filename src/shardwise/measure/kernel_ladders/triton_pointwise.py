@@ -78,6 +78,17 @@ def softmax_in_registers_kernel(x, out, width, BLOCK: tl.constexpr):
     tl.store(out + row + columns, shares.to(out.dtype.element_ty), mask=columns < width)
 
 
+@triton.jit
+def add_steps_kernel(x, out, size, num_steps, BLOCK: tl.constexpr):
+    """Write x with 1 added some times, each sum rounded as if it passed through memory."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < size
+    values = tl.load(x + index, mask=inside, other=0.0)
+    for _ in range(0, num_steps):
+        values = (values.to(tl.float32) + 1.0).to(x.dtype.element_ty)
+    tl.store(out + index, values, mask=inside)
+
+
 def elu(x: Tensor) -> Tensor:
     """Return ELU of a contiguous tensor, neighbouring elements by neighbouring threads."""
     out, size = torch.empty_like(x), x.numel()
@@ -111,4 +122,11 @@ def softmax_in_registers(x: Tensor) -> Tensor:
     """Return the softmax of each row [N, W] in one read."""
     out, width = torch.empty_like(x), x.shape[1]
     softmax_in_registers_kernel[(len(x),)](x, out, width, BLOCK=triton.next_power_of_2(width), num_warps=2 * NUM_WARPS)
+    return out
+
+
+def add_steps(x: Tensor, num_steps: int) -> Tensor:
+    """Return a contiguous tensor with 1 added some times."""
+    out, size = torch.empty_like(x), x.numel()
+    add_steps_kernel[(triton.cdiv(size, BLOCK),)](x, out, size, num_steps, BLOCK=BLOCK, num_warps=NUM_WARPS)
     return out

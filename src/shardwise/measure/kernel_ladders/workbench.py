@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from shardwise.hardware import Chip, load_chip
 from shardwise.measure.kernel_ladders.compile_ladders import compile_ladders
-from shardwise.measure.kernel_ladders.ladder import Ladder
+from shardwise.measure.kernel_ladders.ladder import Ladder, Rung
 from shardwise.measure.kernel_ladders.ladders import LADDERS
 from shardwise.run.triton_kernels.kernel_resources import KernelResources
 from shardwise.values import (
@@ -25,17 +24,19 @@ from shardwise.values import (
     raise_problems,
 )
 
+if TYPE_CHECKING:
+    from shardwise.measure.microbenchmarks.device_timers import WorkTimer
+
 PRODUCT_FORMAT = "bf16"  # of operands on a GPU, whose peak the roofline takes
 COMPUTE_CAPABILITIES = (80, 90, 100)  # A100, H100 and H200, B200
-# Larger than any L2 cache (H100 and H200: 50 MB, B200: 126 MB): written before each run, so that operands come from memory.
-FLUSH_BYTES = 2**28
-WARM_UPS, REPEATS = 3, 20
 Device = Literal["auto", "none", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult(Payload):
     """A rung on a chip. `traffic_s`: what its kernels ask of memory over the chip's bandwidth, as if no cache answered.
+    `roofline_s`: the larger of its FLOPs over the peak and of the bytes that each way of computing its result moves over the
+    bandwidth.
 
     Where it ran: `seconds`, the median of repetitions with the L2 cache emptied before each, their 10th and 90th percentiles,
     and the relative error of its result.
@@ -48,6 +49,7 @@ class RungResult(Payload):
     stored_bytes: float
     intensity: float
     traffic_s: float
+    roofline_s: float
     seconds: float | None = None
     low_s: float | None = None
     high_s: float | None = None
@@ -58,7 +60,12 @@ class RungResult(Payload):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderResult(Payload):
     """A ladder on a chip: `roofline_s` is the larger of FLOPs over the peak and of `least_bytes`, which each way of computing
-    it moves, over the bandwidth; `bound` says which."""
+    it moves, over the bandwidth; `bound` says which.
+
+    `knee_rows`, where rungs compute more and more rows: the rows at which both are equal; `measured_knee_rows`: where the time
+    of the fewest rows meets a line from zero to that of the most. `benchmark`: the line of `calibrate --bench` that the fastest
+    rung measures.
+    """
 
     name: str
     title: str
@@ -68,6 +75,9 @@ class LadderResult(Payload):
     roofline_s: float
     bound: Literal["compute", "memory"]
     rungs: tuple[RungResult, ...]
+    knee_rows: Annotated[float | None, OmitEmpty()] = None
+    measured_knee_rows: Annotated[float | None, OmitEmpty()] = None
+    benchmark: Annotated[Mapping[str, Any] | None, OmitEmpty()] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +125,7 @@ def run_workbench(
         if compiled:
             pairs = zip(result.rungs, compiled[ladder.name], strict=True)
             result = replace(result, rungs=tuple(replace(rung, compiled=kernels) for rung, kernels in pairs))
-        results.append(_with_times(result, ladder) if on_gpu else result)
+        results.append(_time_on_gpu(result, ladder) if on_gpu else result)
         progress("kernels", number, len(ladders))
     return KernelLadders(chip=hardware.name, ladders=tuple(results), machine=_describe_gpu() if on_gpu else None)
 
@@ -156,36 +166,58 @@ def _describe_gpu() -> str:
     return f"{torch.cuda.get_device_name()}; torch {torch.__version__}, triton {triton.__version__}"
 
 
+def _time_on_gpu(result: LadderResult, ladder: Ladder) -> LadderResult:
+    from shardwise.measure.microbenchmarks.device_timers import EventTimer  # PyTorch is optional for the closed forms
+
+    return time_ladder(result, ladder, "cuda", EventTimer())
+
+
 def place_on_chip(ladder: Ladder, chip: Chip) -> LadderResult:
     """Return a ladder with its times by a chip's peak and bandwidth."""
-    memory_s = ladder.least_bytes / chip.memory_bytes_per_s
-    compute_s = ladder.flops / chip.peak(PRODUCT_FORMAT) if ladder.product_flops else 0.0
-    rungs = tuple(
-        RungResult(
+    peak, bytes_per_s = chip.peak(PRODUCT_FORMAT), chip.memory_bytes_per_s
+
+    def bounds_s(flops: float, num_bytes: float) -> tuple[float, float]:
+        return flops / peak if ladder.product_flops else 0.0, num_bytes / bytes_per_s
+
+    def place(rung: Rung) -> RungResult:
+        flops, least_bytes = ladder.work(rung)
+        moved = rung.loaded_bytes + rung.stored_bytes
+        return RungResult(
             name=rung.name, lesson=rung.lesson, num_launches=rung.num_launches, loaded_bytes=rung.loaded_bytes,
-            stored_bytes=rung.stored_bytes, intensity=ladder.flops / (rung.loaded_bytes + rung.stored_bytes),
-            traffic_s=(rung.loaded_bytes + rung.stored_bytes) / chip.memory_bytes_per_s,
-        )
-        for rung in ladder.rungs
-    )  # fmt: skip
+            stored_bytes=rung.stored_bytes, intensity=flops / moved, traffic_s=moved / bytes_per_s,
+            roofline_s=max(bounds_s(flops, least_bytes)),
+        )  # fmt: skip
+
+    compute_s, memory_s = bounds_s(ladder.flops, ladder.least_bytes)
     return LadderResult(
         name=ladder.name, title=ladder.title, sizes=ladder.sizes, flops=ladder.flops, least_bytes=ladder.least_bytes,
-        roofline_s=max(memory_s, compute_s), bound="compute" if compute_s > memory_s else "memory", rungs=rungs,
+        roofline_s=max(memory_s, compute_s), bound="compute" if compute_s > memory_s else "memory",
+        rungs=tuple(map(place, ladder.rungs)), knee_rows=ladder.knee_rows(peak, bytes_per_s), benchmark=ladder.benchmark,
     )  # fmt: skip
 
 
-def _with_times(result: LadderResult, ladder: Ladder) -> LadderResult:
-    """Return a ladder with the time and the error of each rung on the GPU."""
-    operands = ladder.make_operands("cuda")
+def time_ladder(result: LadderResult, ladder: Ladder, device: str, timer: WorkTimer) -> LadderResult:
+    """Return a ladder with the time and the error of each rung on a device."""
+    from shardwise.measure.microbenchmarks.timing import time_cold_kernel  # as above
+
+    operands = ladder.make_operands(device)
     expected = _tensors(ladder.reference(*operands))
     rungs = []
     for placed, rung in zip(result.rungs, ladder.rungs, strict=True):
-        error = relative_error(_tensors(rung.run(*operands)), expected)
-        times_s = sorted(_time_cold(partial(rung.run, *operands)))
-        low, high = times_s[len(times_s) // 10], times_s[-1 - len(times_s) // 10]
-        seconds = statistics.median(times_s)
-        rungs.append(replace(placed, seconds=seconds, low_s=low, high_s=high, relative_error=error))
-    return replace(result, rungs=tuple(rungs))
+        error = relative_error(_tensors(rung.run(*operands)), [tensor[: rung.num_rows] for tensor in expected])
+        timing = time_cold_kernel(partial(rung.run, *operands), timer)
+        rungs.append(
+            replace(placed, seconds=timing.seconds, low_s=timing.low, high_s=timing.high, relative_error=error)
+        )
+    return replace(result, rungs=tuple(rungs), measured_knee_rows=_measured_knee(ladder, rungs))
+
+
+def _measured_knee(ladder: Ladder, rungs: Sequence[RungResult]) -> float | None:
+    """Return the rows at which the time of the fewest rows meets a line from zero to that of the most."""
+    fewest_s, most_s = rungs[0].seconds, rungs[-1].seconds
+    if ladder.row_cost is None or fewest_s is None or most_s is None:
+        return None
+    return ladder.row_cost.num_rows * fewest_s / most_s
 
 
 def _tensors(results: Any) -> tuple[Any, ...]:
@@ -198,21 +230,3 @@ def relative_error(computed: Sequence[Any], expected: Sequence[Any]) -> float:
         float((ours.double() - reference).norm() / reference.norm())
         for ours, reference in zip(computed, expected, strict=True)
     )
-
-
-def _time_cold(run: Callable[[], object]) -> list[float]:
-    """Return the seconds of repetitions on the GPU's clock, the L2 cache emptied before each."""
-    import torch
-
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    times_s = []
-    for repetition in range(WARM_UPS + REPEATS):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
-        first.record()
-        run()
-        last.record()
-        last.synchronize()
-        if repetition >= WARM_UPS:
-            times_s.append(float(first.elapsed_time(last)) / 1e3)
-    return times_s

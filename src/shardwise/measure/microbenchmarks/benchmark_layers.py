@@ -6,7 +6,7 @@ Letters: B sequences of T tokens, D, F, V as in model/decoder.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,12 +14,10 @@ from shardwise.hardware import load_cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, Role
 from shardwise.price import Pricing, Problem
+from shardwise.price.estimate import estimate
 from shardwise.step import Kernel
 
-COPY_BYTES = 2**27  # read and written, beyond any cache
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-COLLECTIVE_BYTES = (2**12, 2**20, 2**24)
-OVERLAPPED_BYTES = 2**24  # of an AllReduce beside products
 EXPERT_ROWS = 128
 MODEL_LAYERS = 4  # of the model whose step the constants are checked against
 MATMUL_FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transposed·dy
@@ -54,6 +52,10 @@ class SampleLayer:
     seq_len: int
     dtype: str = "fp32"
     has_loss: bool = False  # the head and its loss are measured too
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields alone for other processes: the cached pricing has functions that cannot be pickled."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def with_dtype(self, dtype: str) -> SampleLayer:
         """Return the layer in another number format."""
@@ -133,6 +135,10 @@ class SampleLayer:
         """Return the bytes of the head's kernels over logits, without products."""
         return sum(size for _, size in self.kernels("head", lambda kernel: _is_loss(kernel)))
 
+    def memory_bytes(self) -> float:
+        """Return the bytes of memory that a step of its model takes on one device; they depend on no chip."""
+        return estimate(Problem(self.model, load_cluster("h100:1"), self.job_for(1)), self.layout).memory_bytes
+
     def attention_flops(self, phase: str) -> float:
         kernels = self.kernels("block", lambda kernel: kernel.kind == "scan" and kernel.phase == phase)
         return sum(float(kernel.flops.evaluate(self.pricing.values)) for kernel, _ in kernels)
@@ -156,5 +162,53 @@ SAMPLES = (
     SampleLayer("512", _llama_layer(512, 8, 64, 4096), 4, 256),
     SampleLayer("128", _llama_layer(128, 4, 32, 4096), 2, 512),
 )
+# Layers of models of 1 to 8 billion parameters. 16 thousand tokens at once are what a GPU holds of a batch: hidden states of
+# 64 MB and more are beyond its L2 cache.
+GPU_SAMPLES = (
+    SampleLayer("4096", _llama_layer(4096, 32, 128, 32_768), 4, 4096, "bf16", has_loss=True),
+    SampleLayer("2048", _llama_layer(2048, 32, 64, 32_768), 4, 4096, "bf16"),
+)
 # So small that nothing but starting an operation takes time.
 TINY = SampleLayer("tiny", _llama_layer(16, 2, 8, 16), 1, 2)
+MEMORY_SHARE = 0.8  # of a device's memory that samples may take together: kernels and their workspaces take some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSizes:
+    """Sizes at which a machine is measured: samples in the format of the constants, formats of which only the best rate of a
+    product is measured, and bytes of a copy and of collectives, the largest beyond caches."""
+
+    samples: tuple[SampleLayer, ...]
+    other_dtypes: tuple[str, ...]
+    copy_bytes: int  # read and written
+    collective_bytes: tuple[int, ...]
+    overlapped_bytes: int  # of an AllReduce beside products
+    tiny: SampleLayer = TINY
+
+    @property
+    def dtype(self) -> str:
+        """Format of the samples."""
+        return self.samples[0].dtype
+
+    def within(self, memory_bytes: float) -> MachineSizes:
+        """Return the sizes without the samples whose models do not fit side by side; the last one stays."""
+        samples: list[SampleLayer] = []
+        total_bytes = 0.0
+        for sample in reversed(self.samples):
+            total_bytes += sample.memory_bytes()
+            if not samples or total_bytes <= MEMORY_SHARE * memory_bytes:
+                samples.append(sample)
+        largest, *smaller = reversed(samples)
+        return replace(self, samples=(replace(largest, has_loss=True), *smaller))
+
+
+MACHINE_SIZES = {
+    "cpu": MachineSizes(
+        samples=SAMPLES, other_dtypes=("bf16",), copy_bytes=2**27, collective_bytes=(2**12, 2**20, 2**24),
+        overlapped_bytes=2**24,
+    ),
+    "cuda": MachineSizes(
+        samples=GPU_SAMPLES, other_dtypes=("fp16", "tf32", "fp8"), copy_bytes=2**31,
+        collective_bytes=(2**12, 2**20, 2**24, 2**28), overlapped_bytes=2**28, tiny=TINY.with_dtype("bf16"),
+    ),
+}  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwise.measure.microbenchmarks import machine_benchmark
+from shardwise.measure.microbenchmarks.benchmark_layers import MACHINE_SIZES
 from shardwise.measure.microbenchmarks.benchmark_lines import (
     BENCHMARK_KINDS,
     BenchmarkResult,
@@ -82,17 +82,16 @@ def run_benchmarks(kind: str, settings: BenchmarkSettings, progress: Progress = 
 
 
 def run_machine_benchmark(settings: BenchmarkSettings, progress: Progress = ignore_progress) -> MachineResult:
-    """Measure the CPU of this machine with all processes at once, and write its cluster file. Raises `InputError`."""
+    """Measure the CPU or the GPUs of this machine with all processes at once, and write its cluster file.
+
+    Raises `InputError` for wrong settings.
+    """
     device = select_device(settings.device)
     if settings.dtypes:
+        sizes = MACHINE_SIZES[device]
         raise InputError(
             f"bench: found {argument_label('dtypes')} {settings.dtypes[0]} for machine; it measures "
-            f"{' and '.join(machine_benchmark.DTYPES)}, and takes none"
-        )
-    if device != "cpu":
-        raise InputError(
-            "bench: machine measures a CPU at sizes at which a GPU has nothing to do; --device cpu is required, or for GPUs "
-            "`bench all` and `calibrate --bench`"
+            f"{', '.join((sizes.dtype, *sizes.other_dtypes))}, and takes none"
         )
     processes = _parse_processes(settings, device)
     _require_processes(processes, device, minimum=1, subject="a machine")
@@ -102,7 +101,7 @@ def run_machine_benchmark(settings: BenchmarkSettings, progress: Progress = igno
             label = argument_label("out")
             raise InputError(f"bench: found {label} {out}; a name that ends in .toml is required for a machine")
         require_writable(out)
-    result = measure_machine(processes, progress=progress)
+    result = measure_machine(processes, device, progress=progress)
     if out is None:
         return result
     write_cluster_file(result, Path(out))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwise.measure.microbenchmarks.benchmark_layers import MATMUL_FORMS, MatmulShape, SampleLayer
-from shardwise.measure.microbenchmarks.timing import DTYPES
+from shardwise.measure.microbenchmarks.timing import DTYPES, make_product
 from shardwise.model import DEFAULT_NUMERICS
 from shardwise.pipeline import FULL_BACKWARD
 from shardwise.run import TrainingEngine, TrainingRecipe
@@ -64,6 +64,11 @@ def product_operations(sample: SampleLayer, device: torch.device) -> Operations:
     """Yield the matrix products of a sample by name."""
     for product in sample.products:
         yield product.name, _product_operation(product, device, DTYPES[sample.dtype])
+
+
+def best_rate_operation(product: MatmulShape, device: torch.device, dtype: str) -> TimedOperation:
+    """Return a forward product in a format of which only the best rate is measured."""
+    return _repeat(make_product((product.rows, product.width, product.out), device, dtype))
 
 
 def _product_operation(product: MatmulShape, device: torch.device, dtype: torch.dtype) -> TimedOperation:
@@ -134,8 +139,8 @@ class DiscardedGradients:
         return
 
 
-def layer_operation(sample: SampleLayer, device: torch.device) -> TimedOperation:
-    """Return a whole layer, forward and backward."""
+def layer_operation(sample: SampleLayer, device: torch.device, times: int) -> TimedOperation:
+    """Return a whole layer, forward and backward, `times` times."""
     layer = initial_weights(sample.architecture, 0, DTYPES[sample.dtype], device).model.layers[1]
     x = _random(sample, device, sample.architecture.d_model)
     positions = torch.arange(sample.seq_len, device=device)
@@ -151,7 +156,20 @@ def layer_operation(sample: SampleLayer, device: torch.device) -> TimedOperation
         layer.put(slots, {f"d.{unit.output}": output_gradient.clone()})
         run_calls(unit.backward[FULL_BACKWARD].steps, slots)
 
-    return TimedOperation(forward_and_backward, 1)
+    def layers() -> None:
+        for _ in range(times):
+            forward_and_backward()
+
+    return TimedOperation(layers, times)
+
+
+LAUNCHES = 100  # kernels in a row that take nothing but their start
+
+
+def launch_work(device: torch.device) -> Callable[[], object]:
+    """Return a kernel over one element."""
+    element = torch.zeros((), device=device)
+    return lambda: element.add_(1.0)
 
 
 def step_operation(sample: SampleLayer, num_processes: int, device: torch.device) -> TimedOperation:

@@ -1,4 +1,4 @@
-"""Constants of a calibration from the seconds of operations, and the cluster that they make. No torch here.
+"""Constants of a calibration from the seconds of operations, and the cluster that they make.
 
 Each constant has operations of its own. Whole steps are measured too, but not fitted: what the constants miss of them
 is the uncertainty of a prediction.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,12 +26,11 @@ from shardwise.hardware import (
     with_calibration,
 )
 from shardwise.measure.microbenchmarks.benchmark_layers import (
-    COLLECTIVE_BYTES,
     COLLECTIVES,
-    COPY_BYTES,
     MatmulShape,
     SampleLayer,
 )
+from shardwise.measure.microbenchmarks.machine_facts import MachineFacts
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.roofline import TILE_ROWS
@@ -46,21 +45,21 @@ NARROWEST_INTERVAL = 0.1  # of a prediction: repeated operations on a quiet mach
 NORMAL_90 = 1.645  # standard deviations that contain 90% of a normal distribution
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFacts:
-    """Facts of a machine that are known before anything is timed."""
-
-    name: str
-    source: str
-    num_processes: int
-    memory_bytes: float
-    dtype: str
-    other_dtypes: tuple[str, ...]
-
-
 def median_rounds(rounds: Sequence[Seconds]) -> dict[str, float]:
     """Return the median of each operation over the rounds."""
     return {name: statistics.median(round_seconds[name] for round_seconds in rounds) for name in rounds[0]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRates:
+    """Best rates of products by format, of a copy (read plus written) and of a collective's links, None with one process; and
+    seconds between the starts of two kernels without work, on the device and on the host, which issues them."""
+
+    flops_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    link_bytes_per_s: float | None
+    kernel_gap_s: float
+    host_issue_s: float
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,21 @@ class MachineFit:
     """Constants from the seconds of operations."""
 
     seconds: Seconds
-    samples: tuple[SampleLayer, ...]
-    tiny: SampleLayer
     machine: MachineFacts
+
+    @property
+    def samples(self) -> tuple[SampleLayer, ...]:
+        return self.machine.sizes.samples
+
+    @property
+    def tiny(self) -> SampleLayer:
+        return self.machine.sizes.tiny
+
+    def peak(self, dtype: str) -> float:
+        """Return the nominal peak of a format: the catalogue's, or without one the best rate."""
+        nominal = self.machine.nominal
+        peaks = nominal.chip.peak_flops_per_s if nominal else {}
+        return peaks.get(dtype) or self.best_rate(dtype)
 
     def best_rate(self, dtype: str) -> float:
         """Return the best rate of products of a format, in FLOP/s."""
@@ -87,7 +98,7 @@ class MachineFit:
     @property
     def bytes_per_s(self) -> float:
         """Rate of a copy, read plus written."""
-        return COPY_BYTES / self.seconds["copy"]
+        return self.machine.sizes.copy_bytes / self.seconds["copy"]
 
     def fit_sustained_rate(self) -> tuple[float, float]:
         """Return the sustained share of the best rate, and k0: seconds are FLOPs / rate · (1 + k0 / summed)."""
@@ -154,7 +165,7 @@ class MachineFit:
         """Return for each collective its rounds of the ring, the bytes that pass a link in each, and its seconds."""
         n, collectives = self.machine.num_processes, []
         for kind in COLLECTIVES if n > 1 else ():
-            for size in COLLECTIVE_BYTES:
+            for size in self.machine.sizes.collective_bytes:
                 rounds = 2 if kind == "all_reduce" else 1
                 collectives.append((rounds, (n - 1) / n * size, self.seconds[f"{kind}/{size}"]))
         return collectives
@@ -179,29 +190,71 @@ class MachineFit:
             return 1.0
         return self.seconds["beside/longer"] / self.seconds["beside/all_reduce"]
 
+    def fp8_fraction(self) -> float:
+        """Return the sustained share of the fp8 peak, from the one product that is timed and the ramp of the others."""
+        _, ramp = self.fit_sustained_rate()
+        summed = next(product.summed for product in self.samples[0].products if product.name == "up forward")
+        return self.best_rate("fp8") * (1 + ramp / summed) / self.peak("fp8")
+
+    def unmeasured(self) -> dict[str, str]:
+        """Return why each constant that is not measured has the value that it has, by name."""
+        network = {"network_fraction": "not measured: as link_fraction"}
+        if not self.machine.is_gpu:
+            return {"fp8_matmul_fraction": "not measured: as matmul_fraction", **network}
+        published = "not measured: of published runs"
+        unmeasured = {"routing_s": published, "network_fraction": published}
+        if "fp8" not in self.machine.sizes.other_dtypes:
+            unmeasured["fp8_matmul_fraction"] = published
+        if self.machine.num_processes == 1:
+            unmeasured |= dict.fromkeys(("link_fraction", "exposed"), published)
+        return unmeasured
+
     def constants(self) -> dict[str, float]:
-        """Return all constants, clipped to their bounds."""
+        """Return all constants, clipped to their bounds; on a GPU those of published runs where they are not measured."""
         rate, ramp = self.fit_sustained_rate()
-        attention = self.attention()
+        dtype, is_gpu = self.machine.dtype, self.machine.is_gpu
+        share = self.best_rate(dtype) / self.peak(dtype)
+        attention = self.attention() * share
         attention_fraction = max(attention, CONSTANTS["attention_fraction"].low)
-        link = self.fit_link()[1] / self.best_link()
+        link = self.fit_link()[1] / self.nominal_link()
         constants = {
-            "matmul_fraction": rate, "fp8_matmul_fraction": rate, "matmul_ramp": ramp,
-            "attention_fraction": attention_fraction, "grouped_fraction": self.grouped_rate(), "memory_fraction": 1.0,
+            "matmul_fraction": rate * share, "fp8_matmul_fraction": rate, "matmul_ramp": ramp,
+            "attention_fraction": attention_fraction, "grouped_fraction": self.grouped_rate(),
+            "memory_fraction": self.bytes_per_s / self.nominal_bytes_per_s(),
             "link_fraction": link, "network_fraction": link, "elementwise": self.elementwise(),
             "exposed": self.exposed(), "launch_s": self.launch_s(), "attention": attention_fraction / attention,
             "routing_s": 0.0,  # a CPU is its own host: what routing takes is in its kernels
             "update": self.update(), "loss": self.loss(),
         }  # fmt: skip
+        if is_gpu and "fp8" in self.machine.sizes.other_dtypes:
+            constants["fp8_matmul_fraction"] = self.fp8_fraction()
+        if is_gpu:
+            published = published_calibration(self._chip_name(), get_stack(STACK)).constants
+            constants |= {name: published[name] for name in self.unmeasured()}
         bounds = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
         return {name: min(max(value, bounds[name].low), bounds[name].high) for name, value in constants.items()}
 
+    def _chip_name(self) -> str:
+        """Return the chip's name in the catalogue, or "" for one that it lacks."""
+        return self.machine.nominal.chip.catalog_name if self.machine.nominal else ""
+
+    def nominal_link(self) -> float:
+        """Return the nominal bytes/s of a link between processes: the catalogue's, or without one the best measured."""
+        topology = self.machine.nominal.topology if self.machine.nominal else None
+        return topology.tiers[0].bytes_per_s if isinstance(topology, Switched) else self.best_link()
+
+    def nominal_bytes_per_s(self) -> float:
+        """Return the nominal bandwidth of memory: the catalogue's, or without one the copy's."""
+        return self.machine.nominal.chip.memory_bytes_per_s if self.machine.nominal else self.bytes_per_s
+
     def cluster(self) -> Cluster:
-        """Return the machine at nominal rates: the best that was measured of each."""
+        """Return the machine at nominal rates: the catalogue's, or the best that was measured of each."""
         machine, source = self.machine, self.machine.source
+        if machine.nominal:
+            return replace(machine.nominal, name=machine.name)
         chip = Chip(
-            name=machine.name, vendor="", memory_bytes=machine.memory_bytes, memory_bytes_per_s=self.bytes_per_s,
-            peak_flops_per_s={dtype: self.best_rate(dtype) for dtype in (machine.dtype, *machine.other_dtypes)},
+            name=machine.name, vendor=machine.vendor, memory_bytes=machine.memory_bytes, memory_bytes_per_s=self.bytes_per_s,
+            peak_flops_per_s={dtype: self.best_rate(dtype) for dtype in (machine.dtype, *machine.sizes.other_dtypes)},
             sources=dict.fromkeys(("peak_flops_per_s", "memory_bytes", "memory_bytes_per_s"), source),
         )  # fmt: skip
         tier = Tier(
@@ -209,6 +262,15 @@ class MachineFit:
             hop_latency_s=self.fit_link()[0],
         )  # fmt: skip
         return Cluster(name=machine.name, chip=chip, topology=Switched(tiers=(tier,)))
+
+    def measured_rates(self) -> MeasuredRates:
+        """Return the best rates and the times of a kernel's start."""
+        dtypes = (self.machine.dtype, *self.machine.sizes.other_dtypes)
+        return MeasuredRates(
+            flops_per_s={dtype: self.best_rate(dtype) for dtype in dtypes}, memory_bytes_per_s=self.bytes_per_s,
+            link_bytes_per_s=self.best_link() if self.machine.num_processes > 1 else None,
+            kernel_gap_s=self.seconds["launch/gap"], host_issue_s=self.seconds["launch/issue"],
+        )  # fmt: skip
 
     def measured_over_predicted(self) -> dict[str, float]:
         """Return for each sample the measured seconds of a whole step over the predicted ones."""

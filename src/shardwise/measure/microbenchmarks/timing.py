@@ -15,12 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
+from torch import Tensor
 
+from shardwise.measure.microbenchmarks.device_timers import WorkTimer, device_timer
 from shardwise.run.spawn import run_in_processes
 from shardwise.values import InputError, describe_unknown, lookup
 
 WARM_UPS = 2
 REPEATS = 9  # at least; more as long as there is time
+COLD_REPEATS = 20
 SHORTEST_REPETITION_S, MOST_RUNS = 0.05, 1000  # seconds of a repetition, for which a short kernel runs several times
 
 
@@ -39,13 +42,20 @@ def time_kernel(run: Callable[[], object], device: str, budget_s: float = 1.0) -
     first is launched while the previous one runs."""
     for _ in range(WARM_UPS):
         run()
-    time_once = _time_on_gpu if device == "cuda" else _time_on_host
-    num_runs = max(1, min(MOST_RUNS, int(SHORTEST_REPETITION_S / max(time_once(run, 1), 1e-7))))
+    timer = device_timer(device)
+    num_runs = max(1, min(MOST_RUNS, int(SHORTEST_REPETITION_S / max(timer.time_run(run), 1e-7))))
     times_s: list[float] = []
     started = time.perf_counter()
     while len(times_s) < REPEATS or time.perf_counter() - started < budget_s:
-        times_s.append(time_once(run, num_runs))
+        times_s.append(timer.time_run(run, num_runs))
     return summarise_times(times_s)
+
+
+def time_cold_kernel(run: Callable[[], object], timer: WorkTimer) -> Timing:
+    """Time `run` with the caches of the device emptied before each repetition."""
+    for _ in range(WARM_UPS):
+        run()
+    return summarise_times([timer.time_cold_run(run) for _ in range(COLD_REPEATS)])
 
 
 def summarise_times(times_s: list[float]) -> Timing:
@@ -56,24 +66,11 @@ def summarise_times(times_s: list[float]) -> Timing:
     )
 
 
-def _time_on_host(run: Callable[[], object], num_runs: int) -> float:
-    started = time.perf_counter()
-    for _ in range(num_runs):
-        run()
-    return (time.perf_counter() - started) / num_runs
-
-
-def _time_on_gpu(run: Callable[[], object], num_runs: int) -> float:
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    first.record()
-    for _ in range(num_runs):
-        run()
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3 / num_runs
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+# Formats of products. Those of fp8 take operands in E4M3 and write bf16; those of tf32 take fp32, rounded by the tensor cores.
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "fp8": torch.float8_e4m3fn,
+}  # fmt: skip
+FP8_CAPABILITY = (8, 9)  # the first with products of E4M3 (CUDA C++ Programming Guide, Ada and Hopper)
 
 
 def time_line(line: Mapping[str, Any], device: str) -> Timing:
@@ -81,20 +78,38 @@ def time_line(line: Mapping[str, Any], device: str) -> Timing:
     dtype = line.get("dtype", "bf16")
     if dtype not in DTYPES:
         raise InputError(f"bench: --dtype: {describe_unknown(dtype, DTYPES)}")
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-    run = KERNELS[line["bench"]](line, device, DTYPES[dtype])
-    return time_kernel(run, device)
+    return time_kernel(KERNELS[line["bench"]](line, device, dtype), device)
 
 
-def _matmul(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
+def _matmul(line: Mapping[str, Any], device: str, dtype: str) -> Callable[[], object]:
     """Return a product of [m, k] and [k, n] into an allocated array."""
-    left = torch.randn(line["m"], line["k"], device=device).to(dtype)
-    right = torch.randn(line["k"], line["n"], device=device).to(dtype)
-    out = torch.empty(line["m"], line["n"], device=device, dtype=dtype)
+    return make_product((line["m"], line["k"], line["n"]), device, dtype)
+
+
+def make_product(shape: tuple[int, int, int], device: str | torch.device, dtype: str) -> Callable[[], object]:
+    """Return a product of [M, K] and [K, N] in a format of `DTYPES` into an allocated array."""
+    num_rows, depth, num_columns = shape
+    left = torch.randn(num_rows, depth, device=device).to(DTYPES[dtype])
+    right = torch.randn(num_columns, depth, device=device).to(DTYPES[dtype]).t()
+    result_dtype = torch.bfloat16 if dtype == "fp8" else DTYPES[dtype]
+    out = torch.empty(num_rows, num_columns, device=device, dtype=result_dtype)
+    if dtype == "fp8":  # cuBLASLt takes the left operand by rows and the right one by columns
+        scale = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(left, right, scale_a=scale, scale_b=scale, out_dtype=result_dtype, out=out)
+    if dtype == "tf32":
+        return lambda: _multiply_in_tf32(left, right, out)
     return lambda: torch.mm(left, right, out=out)
 
 
-def _memory(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
+def _multiply_in_tf32(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Multiply with the switch for TF32 on: it belongs to the process, and products of fp32 run with it off."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.mm(left, right, out=out)
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _memory(line: Mapping[str, Any], device: str, dtype: str) -> Callable[[], object]:
     return make_copy(line["bytes"], device)
 
 
@@ -105,9 +120,9 @@ def make_copy(num_bytes: int, device: str | torch.device) -> Callable[[], object
     return lambda: target.copy_(source)
 
 
-def _attention(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
+def _attention(line: Mapping[str, Any], device: str, dtype: str) -> Callable[[], object]:
     shape = (line["batch"], line["heads"], line["seq_len"], line["head_dim"])
-    q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_(line["backward"]) for _ in range(3))
+    q, k, v = (torch.randn(shape, device=device).to(DTYPES[dtype]).requires_grad_(line["backward"]) for _ in range(3))
 
     def forward() -> torch.Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=line["causal"])
@@ -119,7 +134,7 @@ def _attention(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Call
     return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
 
-KERNELS: Mapping[str, Callable[[Mapping[str, Any], str, torch.dtype], Callable[[], object]]] = {
+KERNELS: Mapping[str, Callable[[Mapping[str, Any], str, str], Callable[[], object]]] = {
     "matmul": _matmul,
     "memory": _memory,
     "attention": _attention,
@@ -138,6 +153,12 @@ def select_device(requested: str) -> str:
     if requested == "cuda" and not has_gpu:
         raise InputError("bench: --device cuda, but PyTorch finds no GPU; --device cpu measures this host")
     return requested if requested != "auto" else ("cuda" if has_gpu else "cpu")
+
+
+def supported_dtypes(dtypes: Sequence[str], device: str, cuda: Any = torch.cuda) -> tuple[str, ...]:
+    """Return the formats of products that a device has."""
+    has_fp8 = device == "cuda" and cuda.get_device_capability() >= FP8_CAPABILITY
+    return tuple(dtype for dtype in dtypes if dtype != "fp8" or has_fp8)
 
 
 def num_gpus() -> int:

@@ -57,22 +57,26 @@ def bench_report(result: BenchmarkResult) -> Report:
 
 def machine_report(result: MachineResult) -> Report:
     """Report the rates of a whole machine, and the constants that predictions for it use."""
-    chip, calibration = result.cluster.chip, result.calibration
-    peaks = ", ".join(f"{name} {peak / 1e9:,.0f} GFLOP/s" for name, peak in chip.peak_flops_per_s.items())
+    chip, calibration, rates = result.cluster.chip, result.calibration, result.rates
+    peaks = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.flops_per_s.items())
     rows: tuple[Row, ...] = tuple(
         (
             name, significant(value, f"calibration.constants.{name}"),
-            {**CONSTANTS, **BENCH_ONLY_CONSTANTS}[name].meaning,
+            result.unmeasured.get(name, {**CONSTANTS, **BENCH_ONLY_CONSTANTS}[name].meaning),
         )
         for name, value in calibration.constants.items()
     )  # fmt: skip
     steps = ", ".join(f"{ratio:.2f} (d_model {name})" for name, ratio in result.measured_over_predicted.items())
     low, high = calibration.spread["dense"]
     title = (
-        f"{result.cluster.name}: {result.cluster.num_devices} processes, each with {format_bytes(chip.memory_bytes)}"
+        f"{result.cluster.name}: {result.cluster.num_devices} processes, each with {format_bytes(chip.capacity_bytes)}"
     )
+    links = f"; links: {format_bytes(rates.link_bytes_per_s)}/s" if rates.link_bytes_per_s else ""
     blocks: list[Block] = [
-        f"  products: {peaks}; memory: {format_bytes(chip.memory_bytes_per_s)}/s",
+        f"  products: {peaks}; memory: {format_bytes(rates.memory_bytes_per_s)}/s{links}",
+        f"  a kernel without work: {format_seconds(rates.kernel_gap_s)} after the one before, issued by the host in "
+        f"{format_seconds(rates.host_issue_s)}",
+        *([f"  peaks of {chip.catalog_name}; constants are shares of them"] if chip.base else []),
         Table(rows=rows, right=(1,), head=False, indent=2, line="  {:<22}{:>10}  {}"),
         f"whole steps, measured over predicted, which nothing is fitted to: {steps}",
         f"90% prediction interval: {low:.2f} to {high:.2f} times a prediction",

@@ -36,20 +36,21 @@ def _ladder_blocks(result: KernelLadders, ladder: LadderResult, path: str) -> It
         )
     )  # fmt: skip
     measured = ("measured", "of roofline") if result.machine else ()
-    head: Row = ("", "launches", "read", "written", "FLOPs/B", "traffic", *measured)
+    if ladder.knee_rows is not None:
+        yield Line(tuple(_knee_cells(ladder, path)))
+    head: Row = ("", "launches", "read", "written", "FLOPs/B", "traffic", "roofline", *measured)
     rows = [head, *(_rung_row(ladder, index, path) for index in range(len(ladder.rungs)))]
     yield Table(rows=tuple(rows), right=range(1, len(head)), indent=2)
-    for rung in ladder.rungs:
-        yield f"  {rung.name}: {rung.lesson}"
+    yield from (f"  {rung.name}: {rung.lesson}" for rung in ladder.rungs if rung.lesson)
     compiled = [kernel for rung in ladder.rungs for kernel in rung.compiled]
     if compiled:
         yield Table(
             rows=(
-                ("compiled kernel", "sm", "warps", "registers", "spilled", "shared"),
+                ("compiled kernel", "sm", "warps", "registers", "spilled", "shared", "loads"),
                 *(
                     (
                         kernel.kernel, str(kernel.compute_capability), str(kernel.num_warps), str(kernel.registers),
-                        f"{kernel.spilled_bytes:,} B", f"{kernel.shared_bytes:,} B",
+                        f"{kernel.spilled_bytes:,} B", f"{kernel.shared_bytes:,} B", ", ".join(kernel.loads),
                     )
                     for kernel in compiled
                 ),
@@ -58,16 +59,28 @@ def _ladder_blocks(result: KernelLadders, ladder: LadderResult, path: str) -> It
         )  # fmt: skip
 
 
+def _knee_cells(ladder: LadderResult, path: str) -> Iterator[Cell]:
+    """Yield the rows at which computing takes as long as memory, by the roofline and as measured."""
+    assert ladder.knee_rows is not None
+    yield from (
+        "  computing takes as long as memory from ",
+        fixed(ladder.knee_rows, 0, f"{path}.knee_rows"),
+        " rows on",
+    )
+    if ladder.measured_knee_rows is not None:
+        yield from ("; measured: ", fixed(ladder.measured_knee_rows, 0, f"{path}.measured_knee_rows"))
+
+
 def _rung_row(ladder: LadderResult, index: int, path: str) -> Row:
     rung, rung_path = ladder.rungs[index], f"{path}.rungs.{index}"
     measured: tuple[Cell, ...] = ()
     if rung.seconds is not None:
         measured = (
-            seconds(rung.seconds, f"{rung_path}.seconds", kind="measured"), percent(ladder.roofline_s / rung.seconds),
+            seconds(rung.seconds, f"{rung_path}.seconds", kind="measured"), percent(rung.roofline_s / rung.seconds),
         )  # fmt: skip
     return (
         rung.name, count(rung.num_launches, f"{rung_path}.num_launches"),
         num_bytes(rung.loaded_bytes, f"{rung_path}.loaded_bytes"),
         num_bytes(rung.stored_bytes, f"{rung_path}.stored_bytes"), fixed(rung.intensity, 1, f"{rung_path}.intensity"),
-        seconds(rung.traffic_s, f"{rung_path}.traffic_s"), *measured,
+        seconds(rung.traffic_s, f"{rung_path}.traffic_s"), seconds(rung.roofline_s, f"{rung_path}.roofline_s"), *measured,
     )  # fmt: skip

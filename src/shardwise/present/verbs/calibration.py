@@ -60,7 +60,8 @@ def bench_machine(
     out: OutFile = None, device: Device = "auto", dtypes: NumberFormats = (), processes: Processes = None,
     progress: Progress = ignore_progress,
 ) -> MachineResult:  # fmt: skip
-    """Time the operations of small models on the CPU in all processes at once; write a cluster file to `out`, if given.
+    """Time the operations of a few layers on the CPU, or on the GPUs, in all processes at once; write a cluster file to `out`,
+    if given.
 
     Raises `InputError` for wrong settings.
     """
@@ -73,12 +74,14 @@ def bench_machine(
 for each to --out. Lines that the file has of this machine already are not measured again, so a run that was cut short goes on
 where it stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines.
 
-`bench machine` times the operations of small models on the CPU in all --processes at once, for 10 to 25 seconds, and writes a
-cluster file: plans for it say what `train` takes on this machine.""",
+`bench machine` times the operations of a few layers in all --processes at once, on the GPUs of this machine or on its CPU, for
+less than a minute, and writes a cluster file: plans for it say what `train` takes on this machine. A GPU of the catalogue
+keeps its peaks, and what is measured are shares of them.""",
     examples=(
         "shardwise bench matmul --out machine.jsonl",
         "shardwise bench collectives --processes 8 --out machine.jsonl",
-        "shardwise bench machine --processes 2 --out machine.toml",
+        "shardwise bench machine --device cuda --out gpu.toml",
+        "shardwise bench machine --device cpu --processes 2 --out machine.toml",
     ),
     modes=(Mode(function=bench_machine, applies=lambda arguments: arguments["kind"] == "machine"),),
     group_order=("measurement", "output"),
@@ -200,6 +203,7 @@ all_gather, reduce_scatter, all_reduce, all_to_all and send_recv;
 bytes of the whole array (of an all_to_all the shards of all devices together), devices from the innermost tier of CLUSTER, or
 from the smallest axis of its torus, outwards. attention: softmax attention as the stack runs it, forward, or with
 "backward": true the backward pass alone; "causal" and "backward" are false when left out.
+What `shardwise kernels --json` prints on a GPU is read too: of each ladder its fastest rung.
 
 Files with the JSON of `vllm bench serve`, of SGLang's bench_serving or of genai-perf in place of CLUSTER calibrate an engine that
 serves: --launch says how it was started, --cluster on what, and --out keeps factors for serve estimate and serve plan

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from shardwise.measure import KernelLadders
 
 # A test compares them with `measure.kernel_ladders.ladders.LADDERS`; the help loads nothing.
-LADDER_NAMES = ("elu", "softmax", "norm", "product", "attention", "attention-gradient")
+LADDER_NAMES = (
+    "elu", "softmax", "norm", "launches", "product", "deep-product", "batched-product", "layer-batch", "attention",
+    "attention-gradient",
+)  # fmt: skip
 
 
 @verb(

@@ -173,7 +173,9 @@ def compile_launch(launch: Launch, compute_capability: int) -> KernelResources:
         signature[parameter.name] = "constexpr" if parameter.is_constexpr else _type_of(argument)
         if parameter.is_constexpr:
             constants[parameter.name] = getattr(argument, "value", argument)
-        elif isinstance(argument, Tensor) or (isinstance(argument, int) and argument % ALIGNMENT == 0):
+        elif isinstance(argument, Tensor) or (
+            isinstance(argument, int) and argument % ALIGNMENT == 0 and not parameter.do_not_specialize
+        ):
             attributes[(position,)] = [["tt.divisibility", ALIGNMENT]]
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(
@@ -183,7 +185,7 @@ def compile_launch(launch: Launch, compute_capability: int) -> KernelResources:
     return KernelResources(
         kernel=launch.kernel.__name__, compute_capability=compute_capability, num_warps=compiled.metadata.num_warps,
         registers=usage["registers"], spilled_bytes=usage["stack_bytes"] + usage["local_bytes"],
-        shared_bytes=compiled.metadata.shared,
+        shared_bytes=compiled.metadata.shared, loads=_load_instructions(compiled.asm["ptx"]),
     )  # fmt: skip
 
 
@@ -203,6 +205,13 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
         command = [str(tool), "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {name: parse_integer(re.findall(rf"\b{field}:(\d+)", text)[-1]) for name, field in DUMP_FIELDS.items()}
+
+
+def _load_instructions(ptx: str) -> tuple[str, ...]:
+    """Return the kinds of instructions that read global memory, without cache hints."""
+    plain = re.findall(r"\bld\.global\S*?((?:\.v[248])?\.b\d+)\b", ptx)
+    copies = re.findall(r"\bcp\.async(?:\.bulk\.tensor(?=\S*\.shared\S*\.global)|(?=\.c[ag]\.))", ptx)
+    return tuple(sorted({f"ld.global{width}" for width in plain} | set(copies)))
 
 
 def main(arguments: list[str]) -> None:

@@ -18,14 +18,14 @@ def counted_traffic() -> Iterator[Traffic]:
     traffic = Traffic()
     masked_load, masked_store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 
-    def load(builder: Any, pointers: Any, mask: Any, *arguments: Any) -> Any:
-        result = masked_load(builder, pointers, mask, *arguments)
+    def load(builder: Any, pointers: Any, mask: Any, *arguments: Any, **options: Any) -> Any:
+        result = masked_load(builder, pointers, mask, *arguments, **options)
         traffic.loaded_bytes += int(mask.data.sum()) * pointers.dtype.scalar.element_ty.primitive_bitwidth // 8
         return result
 
-    def store(builder: Any, pointers: Any, value: Any, mask: Any, *arguments: Any) -> Any:
+    def store(builder: Any, pointers: Any, value: Any, mask: Any, *arguments: Any, **options: Any) -> Any:
         traffic.stored_bytes += int(mask.data.sum()) * pointers.dtype.scalar.element_ty.primitive_bitwidth // 8
-        return masked_store(builder, pointers, value, mask, *arguments)
+        return masked_store(builder, pointers, value, mask, *arguments, **options)
 
     with (
         patch.object(InterpreterBuilder, "create_masked_load", load),
