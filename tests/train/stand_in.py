@@ -139,6 +139,8 @@ class Bigram:
         while os.environ.get("STAND_IN_WAITS") == here and not Path(os.environ["STAND_IN_GO"]).exists():
             time.sleep(0.02)
 
+    step_graph = None
+
     def train_step(self) -> StepRecord:
         start = time.perf_counter()
         self._trouble()

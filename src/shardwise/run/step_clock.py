@@ -30,6 +30,7 @@ class StepClock:
         self.recorder: Callable[[str], AbstractContextManager[None]] | None = None  # also entered around each span
         self._outer: list[_ClockSpan] = []
         self._open: list[_ClockSpan] = []
+        self._is_paused = False
         self._step_start: ClockReading = self._mark()
 
     def begin(self) -> None:
@@ -52,6 +53,9 @@ class StepClock:
     @contextmanager
     def __call__(self, term: str) -> Iterator[None]:
         """Time a span of a term."""
+        if self._is_paused:
+            yield
+            return
         span = _ClockSpan(term, self._mark())
         (self._open[-1].inner if self._open else self._outer).append(span)
         self._open.append(span)
@@ -61,6 +65,15 @@ class StepClock:
         finally:
             span.stop = self._mark()
             self._open.pop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time no span meanwhile."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def _mark(self) -> ClockReading:
         if not self.on_gpu:

@@ -31,6 +31,10 @@ class StepTrainer(Protocol):
     def anomaly(self) -> StepAnomaly | None:
         """The anomaly of the last step, if any."""
 
+    @property
+    def step_graph(self) -> str | None:
+        """Why the passes of steps are not replayed as a graph, or "captured"; None without a GPU."""
+
     def train_step(self) -> StepRecord:
         """Run the next step."""
 

@@ -175,7 +175,7 @@ class TrainingLoop:
             if reporter:
                 num_tokens_seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
                 memory, epochs = memory_used(str(self.world.device)), self._epochs()
-                kernels = _kernel_choices() if trainer.step == first_step + 1 else {}
+                kernels = _kernel_choices(trainer) if trainer.step == first_step + 1 else {}
                 fields = {"n_tokens_seen": num_tokens_seen, **memory, **epochs, **kernels, **extra_fields}
                 reporter.step(record, fields)
             if trainer.anomaly is not None:
@@ -305,7 +305,8 @@ class LossTargetCheck:
         )
 
 
-def _kernel_choices() -> dict[str, Any]:
-    """Return the field of the log with the kernels of attention that the first step chose; none where nothing was chosen."""
-    chosen = chosen_backends()
-    return {"attention_kernels": chosen} if chosen else {}
+def _kernel_choices(trainer: StepTrainer) -> dict[str, Any]:
+    """Return the fields of the log with the kernels of attention that the first step chose, and whether a GPU replays the passes
+    of steps as a graph, or why not; none where nothing was chosen."""
+    choices = {"attention_kernels": chosen_backends(), "step_graph": trainer.step_graph}
+    return {name: choice for name, choice in choices.items() if choice}

@@ -27,6 +27,7 @@ from shardwise.run.trainer.data_loader import MicroBatchLoader
 from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.noise_scale import noise_sample, targets_of_parts
 from shardwise.run.trainer.profiler import profiled_step
+from shardwise.run.trainer.step_graph import plan_graph
 from shardwise.run.trainer.step_inspector import StorageRecorder, inspect_step
 from shardwise.run.trainer.training_engine import StepResult, TrainingEngine, are_finite
 from shardwise.search import Plan
@@ -57,6 +58,7 @@ class Trainer:
             set_weights = open_weights(recipe.initial, plan.model)
         with StorageRecorder() as self._constructed:
             self.engine = TrainingEngine(engine_instance(plan, recipe), recipe, world)
+        self.engine.graphed = plan_graph(plan, self.engine.instance, recipe, world.device)
         if set_weights is None:
             self.engine.initialize(recipe.seed)
         else:
@@ -74,6 +76,12 @@ class Trainer:
     @property
     def layout(self) -> Layout:
         return self.plan.layout
+
+    @property
+    def step_graph(self) -> str | None:
+        """Why the passes of steps are not replayed as a graph, or "captured"; None without a GPU."""
+        graphed = self.engine.graphed
+        return None if graphed is None or self.world.device.type != "cuda" else graphed.obstacle or "captured"
 
     def train_step(self) -> StepRecord:
         """Run one optimizer step and measure it."""
@@ -151,13 +159,14 @@ class Trainer:
         """Run one optimizer step, recording its bytes by term and every collective, which slows it down."""
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
-        with inspect_step(self.engine, self._constructed) as inspector:
+        with self.engine.eager_passes(), inspect_step(self.engine, self._constructed) as inspector:
             record = self.train_step()
         return record, inspector.inspection
 
     def profiled_step(self) -> tuple[StepRecord, RankTrace]:
         """Run one optimizer step, recording this rank's timeline."""
-        return profiled_step(self.engine, self.train_step)
+        with self.engine.eager_passes():
+            return profiled_step(self.engine, self.train_step)
 
     def state(self) -> dict[str, TensorShard | tuple[TensorShard, ...] | Json]:
         """Return what a checkpoint keeps: this process's shards of weights and moments, and the progress of the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.step_clock import StepClock
 from shardwise.run.trainer.expert_balance import ExpertBalancer
 from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner, StepObserver
+from shardwise.run.trainer.step_graph import GraphedPasses
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
 from shardwise.step import PIPELINE, RankProgram, balance_biases
 from shardwise.values.estimate_term_names import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
@@ -102,6 +104,7 @@ class TrainingEngine:
         )
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, before clipping
         self.update_check: UpdateCheck = are_finite
+        self.graphed: GraphedPasses | None = None
 
     def _rank(self) -> Rank:
         """Return this process's rank on the mesh."""
@@ -173,9 +176,7 @@ class TrainingEngine:
         self.scales.begin_step()
         self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
         loss_scale = self.scaler.scale if self.scaler else 1.0
-        passes = PipelineRunner(self.passes, micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
-        losses = passes.run() or self._zero_losses()
-        self.reducer.end_step()
+        losses = self._run_passes(micro_batches, num_targets, num_micro_batches, loss_scale)
         self.balancer.end_step(self._zero_losses()[0])
         self.scales.end_step()
         self.gradients_ended()
@@ -192,6 +193,30 @@ class TrainingEngine:
         small_squares = None if squares is None else squares / loss_scale**2
         is_update, skipped = self._read_outcome(allows, norm)
         return StepResult(loss, norm, local_loss, mtp_losses, skipped, is_update, small_squares)
+
+    def _run_passes(
+        self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, loss_scale: float
+    ) -> list[Tensor]:
+        """Run the passes of a step and the reductions of its gradients, as a graph where there is one; return the losses."""
+
+        def passes(batches: Iterable[MicroBatch]) -> list[Tensor]:
+            runner = PipelineRunner(self.passes, batches, num_targets, num_micro_batches, loss_scale=loss_scale)
+            losses = runner.run() or self._zero_losses()
+            self.reducer.end_step()
+            return losses
+
+        if self.graphed is None or self.graphed.obstacle is not None:
+            return passes(micro_batches)  # read one after the other, while the one before is computed
+        return self.graphed.run(passes, list(micro_batches), num_targets, self.clock.paused)
+
+    @contextmanager
+    def eager_passes(self) -> Iterator[None]:
+        """Issue the kernels of each pass meanwhile, also where a graph would replay them: observers see each."""
+        graphed, self.graphed = self.graphed, None
+        try:
+            yield
+        finally:
+            self.graphed = graphed
 
     def _read_outcome(self, allows: Tensor, norm: Tensor) -> tuple[bool, bool]:
         """Return whether the weights were updated, and whether gradients of a scaled loss were not finite, which moves

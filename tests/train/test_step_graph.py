@@ -1,0 +1,199 @@
+"""Passes of a step captured and replayed: when, how often, and with the results of a step that is issued as usual.
+
+A graph of this test records the operations that PyTorch dispatches, and repeats them on the tensors that they had: as a CUDA
+graph it runs no Python, and an operation whose result the host reads cannot be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwise.hardware import load_cluster
+from shardwise.layout.layout import Layout
+from shardwise.model import load_model
+from shardwise.model.job import Job
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.step_graph import (
+    MOST_CAPTURES,
+    WARM_UPS,
+    GraphedPasses,
+    PassLoad,
+    find_obstacle,
+    predict_load,
+)
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.search.plan import plan_layout
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
+
+CUDA = torch.device("cuda")
+SEQ_LEN = 16
+
+
+def small_model(**changes: Any) -> Any:
+    sizes = {
+        "num_layers": 2, "d_model": 32, "d_ff": 48, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 64
+    }  # fmt: skip
+    return replace(load_model("llama-3.2-1b"), **{**sizes, **changes})
+
+
+def program(precision: str = "fp32", layout: Layout | None = None) -> RankProgram:
+    return RankProgram(
+        architecture=small_model(), layout=layout or Layout(micro_batch_seqs=2), precision=get_precision(precision)
+    )
+
+
+class RecordedGraph(TorchDispatchMode):
+    """Operations of PyTorch as they were dispatched, with the tensors that they read and wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def capture(self, work: Callable[[], list[Tensor]]) -> list[Tensor]:
+        with self:
+            return work()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ != "_local_scalar_dense", "the host reads a result of the device"
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        for func, args, kwargs, result in self.operations:
+            again = func(*args, **kwargs)
+            pairs = zip(flat(result), flat(again), strict=True)
+            for recorded, repeated in pairs:
+                if recorded.data_ptr() != repeated.data_ptr():  # views and operations in place are there already
+                    recorded.copy_(repeated)
+
+
+def flat(result: Any) -> list[Tensor]:
+    if isinstance(result, (tuple, list)):
+        return [tensor for part in result for tensor in flat(part)]
+    return [result] if isinstance(result, Tensor) else []
+
+
+def batches(step: int, num_seqs: int = 2) -> list[MicroBatch]:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(64, (2, num_seqs, SEQ_LEN + 1), generator=generator)
+    return [MicroBatch(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in ids]
+
+
+def train(
+    graphed: GraphedPasses | None, steps: int = 6, eager_step: int | None = None
+) -> tuple[list[float], list[Tensor]]:
+    recipe = TrainingRecipe(steps=steps, schedule="constant", learning_rate=1e-2)
+    instance = program()
+    engine = TrainingEngine(instance, recipe, World(instance.mesh, "cpu"))
+    engine.graphed = graphed
+    engine.initialize(0)
+    losses = []
+    for step in range(steps):
+        with engine.eager_passes() if step == eager_step else nullcontext():
+            losses.append(float(engine.step(batches(step), 4 * SEQ_LEN, 2, step).loss))
+    return losses, [group.weights.clone() for group in engine.groups]
+
+
+def test_replayed_steps_train_as_issued_ones_do() -> None:
+    """Bit by bit, with another batch in each step, and a step that an observer sees between two replays."""
+    graphed = GraphedPasses(make_graph=RecordedGraph)
+    losses, weights = train(graphed, eager_step=4)
+    assert (graphed.num_captures, graphed.num_replays) == (1, 6 - WARM_UPS - 1)
+    expected, expected_weights = train(None)
+    assert losses == expected
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, expected_weights, strict=True))
+
+
+class CountedGraph:
+    """Graph that counts what is asked of it."""
+
+    log: list[str]
+
+    def capture(self, work: Callable[[], list[Tensor]]) -> list[Tensor]:
+        self.log.append("capture")
+        return work()
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+
+def run_shapes(shapes: Sequence[int]) -> tuple[list[str], GraphedPasses]:
+    """The log of steps with so many sequences each."""
+    log: list[str] = []
+
+    def make_graph() -> CountedGraph:
+        graph = CountedGraph()
+        graph.log = log
+        return graph
+
+    def passes(micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        if not log or log[-1] != "capture":
+            log.append("eager")
+        return [torch.zeros(())]
+
+    graphed = GraphedPasses(make_graph=make_graph)
+    for num_seqs in shapes:
+        graphed.run(passes, batches(0, num_seqs), 100)
+    return log, graphed
+
+
+def test_two_steps_of_a_shape_are_issued_before_it_is_captured() -> None:
+    log, graphed = run_shapes([2, 2, 2, 2, 2])
+    assert log == ["eager", "eager", "capture", "replay", "replay", "replay"]
+    assert graphed.obstacle is None
+
+
+def test_another_shape_begins_anew_and_many_end_it() -> None:
+    log, _ = run_shapes([2, 2, 2, 3, 3, 3])
+    assert log == ["eager", "eager", "capture", "replay"] * 2
+    log, graphed = run_shapes([2, 2, 2, 3, 3, 3] * MOST_CAPTURES)
+    assert log.count("capture") == graphed.num_captures == MOST_CAPTURES
+    assert log[-1] == "eager"
+    assert graphed.obstacle == f"shapes of steps changed after {MOST_CAPTURES} graphs"
+
+
+@pytest.mark.parametrize(
+    ("instance", "recipe", "device", "obstacle"),
+    [
+        (program(), {}, CUDA, None),
+        (program("bf16"), {}, CUDA, None),
+        (program(), {}, torch.device("cpu"), "the device is no GPU"),
+        (program(layout=Layout(dp=2, micro_batch_seqs=2)), {}, CUDA, "several ranks"),
+        (program("fp16"), {}, CUDA, "loss scale"),
+        (program("fp8_torchao_rowwise"), {}, CUDA, "narrow products"),
+        (program(), {"respect_documents": True}, CUDA, "masks of documents"),
+        (program(), {"noise_scale_every": 5}, CUDA, "noise scale"),
+    ],
+)
+def test_what_cannot_be_captured_has_a_reason(
+    instance: RankProgram, recipe: dict[str, Any], device: torch.device, obstacle: str | None
+) -> None:
+    reason = find_obstacle(instance, TrainingRecipe(steps=10, **recipe), device)
+    assert reason is None if obstacle is None else obstacle in str(reason)
+
+
+def test_launches_bound_small_models_and_not_large_ones() -> None:
+    """On one H100 under the engine's constants: two layers 32 wide, and Llama 3.2 1B at 4,096 tokens."""
+    cluster = load_cluster("h100:1", stack="shardwise")
+    small = plan_layout(
+        small_model(), cluster, Job(global_batch_tokens=64, seq_len=16, precision="bf16"), Layout(micro_batch_seqs=2)
+    )
+    large = plan_layout(
+        load_model("llama-3.2-1b"), cluster, Job(global_batch_tokens=8192, seq_len=4096, precision="bf16"),
+        Layout(micro_batch_seqs=2),
+    )  # fmt: skip
+    assert predict_load(small).is_launch_bound
+    assert not predict_load(large).is_launch_bound
+    assert not PassLoad(kernels_s=1.0, launches_s=1.0).is_launch_bound
