@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from test_loss_scaling import RECIPE, engine_of, state_of
-from test_narrow_products import DENSE, POSITIONS, SEQS, batches
+from test_narrow_products import DENSE, MOE, POSITIONS, SEQS, batches
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.layout.layout import Layout
-from shardwise.run.kernels import device_dispatch
+from shardwise.run.kernels import device_dispatch, experts
 from shardwise.run.parallel.world import World
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.step.rank_program import RankProgram
@@ -46,7 +46,8 @@ def dispatched(engine: TrainingEngine, monkeypatch: pytest.MonkeyPatch) -> list[
         return read_outcome(*arguments)
 
     monkeypatch.setattr(engine, "_read_outcome", end)
-    monkeypatch.setattr(device_dispatch, "on_host", lambda *arguments: pytest.fail("counts were copied to the host"))
+    for module in (device_dispatch, experts):
+        monkeypatch.setattr(module, "on_host", lambda *arguments: pytest.fail("counts were copied to the host"))
     with log:
         engine.step(batches(2), 2 * SEQS * POSITIONS, 2, 0)
     return names
@@ -57,6 +58,14 @@ def test_no_value_is_read_before_the_end_of_a_step(precision: str, monkeypatch: 
     """With clipping, and in fp16 with a scaled loss."""
     names = dispatched(engine_of(RECIPE, DENSE, precision), monkeypatch)
     assert len(names) > 100
+    assert [name for name in names if name in WAITS] == []
+
+
+def test_experts_of_one_device_wait_for_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PyTorch has a grouped product, as on a GPU in bf16."""
+    monkeypatch.setattr(experts, "has_grouped_kernel", lambda rows, weight: True)
+    names = dispatched(engine_of(RECIPE, MOE, "bf16"), monkeypatch)
+    assert "_grouped_mm" in names
     assert [name for name in names if name in WAITS] == []
 
 
