@@ -101,3 +101,9 @@ def test_twice_the_load_takes_at_least_the_devices_of_the_load() -> None:
 def test_what_cannot_be_served_is_refused_with_what_can(fields: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         plan_serving(question(**fields))
+
+
+def test_a_limit_that_is_in_reach_is_not_blamed() -> None:
+    with pytest.raises(MissedLimitError, match="a TTFT of 1 ms") as error:
+        plan_serving(question(latency_limits=LatencyLimits(ttft_s=0.001, tpot_s=0.1)))
+    assert "TPOT" not in str(error.value)

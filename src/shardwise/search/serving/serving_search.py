@@ -233,13 +233,17 @@ def _describe_too_small(candidates: _Candidates) -> str:
 
 
 def _describe_missed_limits(candidates: _Candidates) -> str:
-    """Return which limits no layout meets, and the best that any reaches."""
+    """Return which limits no layout meets, and the best that any reaches: those that are out of reach by themselves, or all."""
     estimate, limits, fits = candidates.estimate, candidates.question.latency_limits, candidates.estimate.fits
-    parts = [
-        f"{name} of {format_seconds(limit)} (the best of any layout is {format_seconds(float(values[fits].min()))})"
-        for name, limit, values in (
-            ("a TTFT", limits.ttft_s, estimate.ttft_s), ("a TPOT", limits.tpot_s, estimate.tpot_s)
-        )
+    best_of = {
+        (name, limit): float(values[fits].min())
+        for name, limit, values in (("TTFT", limits.ttft_s, estimate.ttft_s), ("TPOT", limits.tpot_s, estimate.tpot_s))
         if limit is not None
-    ]  # fmt: skip
-    return f"serve: no layout on {candidates.question.cluster.name} meets {' and '.join(parts)}"
+    }
+    missed = {key: best for key, best in best_of.items() if best > key[1]}
+    parts = [
+        f"a {name} of {format_seconds(limit)} (the best of any layout is {format_seconds(best)})"
+        for (name, limit), best in (missed or best_of).items()
+    ]
+    together = "" if missed or len(best_of) == 1 else " at once"
+    return f"serve: no layout on {candidates.question.cluster.name} meets {' and '.join(parts)}{together}"
