@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.model import Accumulate, Operation, Program, Role, Tensor
@@ -212,6 +213,19 @@ def shard_program(
     return ShardedProgram(sharder.program, tuple(sharder.steps), dict(sharder.resting))
 
 
+# The schemes of a search give most operations of a unit operands in the same few specs: each rule is applied once to each.
+@lru_cache(maxsize=2**15)
+def _place_operation(
+    operation: Operation, specs: tuple[Spec, ...], result_dims: tuple[tuple[str, ...], ...], fixed: tuple[bool, ...],
+    goal: Spec | None,
+) -> OperationSharding:  # fmt: skip
+    """Apply an operation's sharding rule; `fixed` says for each operand whether it may not move."""
+    dims = dict(zip(operation.inputs, (spec.dims for spec in specs), strict=True))
+    dims |= zip(operation.outputs, result_dims, strict=True)
+    is_fixed = dict(zip(operation.inputs, fixed, strict=True))
+    return operation.propagate_sharding(specs, dims, is_fixed.__getitem__, goal)
+
+
 @dataclass(slots=True, kw_only=True)
 class _ProgramSharder:
     """The state of `shard_program` after the steps so far."""
@@ -231,9 +245,7 @@ class _ProgramSharder:
                 self.reshard_to(name, self.targets.at_first_read[name], "updated where the state rests")
                 self.resting[name] = self.targets.at_first_read[name]
         specs = [self.current_spec(name) for name in operation.inputs]
-        placed = operation.propagate_sharding(
-            specs, self.dims, self.targets.use.__contains__, self.target_spec(operation)
-        )
+        placed = self.place(operation, specs, self.target_spec(operation))
         if operation.outputs[0] in self.targets.flat_reductions:
             placed = replace(placed, outputs=(self.flat_reduction_spec(operation, placed),))
         reasons = placed.reasons or ("",) * len(placed.inputs)
@@ -254,6 +266,12 @@ class _ProgramSharder:
             self.rest_gradient(name, spec)
             if name in self.targets.immediate:
                 self.rest_result(name, self.targets.immediate[name])
+
+    def place(self, operation: Operation, specs: Sequence[Spec], goal: Spec | None = None) -> OperationSharding:
+        """Return the shardings of an operation whose operands come in `specs`."""
+        fixed = tuple(name in self.targets.use for name in operation.inputs)
+        result_dims = tuple(self.dims[name] for name in operation.outputs)
+        return _place_operation(operation, tuple(specs), result_dims, fixed, goal)
 
     def flat_reduction_spec(self, operation: Operation, placed: OperationSharding) -> Spec:
         """Return the spec of a reduction over flat shards: partial over the axes that cut the array."""
@@ -349,12 +367,7 @@ class _ProgramSharder:
         self.dims[name] = spec.dims
         partial_sum = Accumulate((*members, primal), (name,))
         self.steps.append(
-            ComputeStep(
-                partial_sum,
-                partial_sum.propagate_sharding(
-                    [*(spec for _ in members), self.current_spec(primal)], self.dims, self.targets.use.__contains__
-                ),
-            )
+            ComputeStep(partial_sum, self.place(partial_sum, [*(spec for _ in members), self.current_spec(primal)]))
         )
         self.resting[name] = spec
         self.available[name] = {spec}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from shardwise.derive.ring_attention_and_matmul import group_rings
 from shardwise.derive.sharded_program import (
@@ -53,7 +53,7 @@ from shardwise.model import (
 from shardwise.model.backward import BackwardProgram, split_saved, transpose_program
 from shardwise.model.decoder import UNITS_WITH_IMMEDIATE_BACKWARD, unit_program, units_of_structure
 from shardwise.model.operations import ATTENTION_OPERATIONS
-from shardwise.model.optimizer_program import build_optimizer_program
+from shardwise.model.optimizer_program import WeightMatrix, build_optimizer_program
 from shardwise.sharding import Spec
 
 MAX_CACHED_UNITS = 32  # those of a few layouts; a search derives hundreds and keeps only what it reads off them
@@ -190,10 +190,32 @@ def _output_gradient_specs(forward: ShardedProgram, program: Program) -> dict[st
 def _shard_update(
     forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, scheme: ShardingScheme
 ) -> ShardedProgram:
-    weights = {name: forward.dims(name) for name in gradients}
     matrices = weight_matrices(forward, tables=get_optimizer(scheme.optimizer).covers_vocabulary)
+    weights = (
+        _TrainedWeight(name, forward.dims(name), gradient, backward.specs[gradient], matrices.get(name))
+        for name, gradient in gradients.items()
+    )
+    return _derive_update(tuple(weights), scheme.for_update())
+
+
+class _TrainedWeight(NamedTuple):
+    """A weight with its gradient, in the spec in which the backward pass leaves it."""
+
+    name: str
+    dims: tuple[str, ...]
+    gradient: str
+    gradient_spec: Spec
+    matrix: WeightMatrix | None
+
+
+# Schemes that leave the gradients of a unit in the same specs, whatever they recompute, share its update.
+@lru_cache(maxsize=1024)
+def _derive_update(trained: tuple[_TrainedWeight, ...], scheme: ShardingScheme) -> ShardedProgram:
+    weights = {weight.name: weight.dims for weight in trained}
+    gradients = {weight.name: weight.gradient for weight in trained}
+    matrices = {weight.name: weight.matrix for weight in trained if weight.matrix is not None}
     program = build_optimizer_program(weights, gradients, scheme.optimizer, matrices)
-    resting = {g: backward.specs[g] for g in gradients.values()}
+    resting = {weight.gradient: weight.gradient_spec for weight in trained}
     resting |= {
         name: state_resting_spec(scheme, weights[owning_weight(name)], program.dims(name))
         for name in program.inputs

@@ -83,6 +83,13 @@ class ShardingScheme:
             whole_experts=self.whole_experts and routes_tokens(self.structure, name),
         )  # fmt: skip
 
+    def for_update(self) -> ShardingScheme:
+        """Return the scheme without what the update of weights does not depend on, once the specs of their gradients are known:
+        how the passes run."""
+        return replace(
+            self, shares_amax=False, sequence_parallel=False, recompute="none", cp_variant="all_gather", async_tp=False
+        )
+
     @property
     def expert_axes(self) -> Axes:
         """Axes that split experts from each other; `ep` is the minor one: tokens cross it while they are split over `tp`."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.sharding.spec import Axes, Spec, num_shared_axes
@@ -125,6 +126,7 @@ def transpose_collective(collective: Collective) -> Collective | None:
     return Collective(transposed_kinds[collective.kind], collective.axes, before, gradient_spec(collective.before))
 
 
+@lru_cache(maxsize=2**14)
 def reshard(before: Spec, after: Spec) -> tuple[Collective, ...]:
     """Return the collectives from `before` to `after`, which must have the same dims; `after` has no partial axis that
     `before` lacks.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.derive import ComputeStep, ProgramStep, ShardedUnit
@@ -127,8 +128,21 @@ def _fusion_groups(steps: Iterable[ProgramStep]) -> list[PlacedSteps]:
 
 def _fuse_group(phase: str, group: list[ComputeStep], scope: FusionScope) -> Kernel:
     members = {id(step.operation) for step in group}
+    results = (name for step in group for name in step.operation.outputs)
+    visible = (name for name in results if name in scope.live_out or scope.readers.get(name, set()) - members)
+    names = dict.fromkeys(name for step in group for name in (*step.operation.inputs, *step.operation.outputs))
+    kernel = _fuse_steps_once(phase, tuple(group), frozenset(visible), tuple(map(scope.tensors.__getitem__, names)))
+    return replace(kernel, steps=tuple(group))
+
+
+# Most kernels recur in many schemes of a search. They are made without their steps, whose identities tell phases apart.
+@lru_cache(maxsize=2**14)
+def _fuse_steps_once(
+    phase: str, group: tuple[ComputeStep, ...], visible: frozenset[str], tensors: tuple[Tensor, ...]
+) -> Kernel:
+    """Return the kernel of neighbouring steps on these tensors; results that are not `visible` stay inside it."""
+    scope = FusionScope({tensor.name: tensor for tensor in tensors}, {}, visible)
     inside = {name for step in group for name in step.operation.outputs}
-    visible = {name for name in inside if name in scope.live_out or scope.readers.get(name, set()) - members}
     sizes: dict[str, Polynomial] = {}
     for step in group:
         for (name, _), elements in zip(step.reads, step.operation.read_elements(step.placed), strict=False):
@@ -145,7 +159,7 @@ def _fuse_group(phase: str, group: list[ComputeStep], scope: FusionScope) -> Ker
     makes_gradients = first.kind == "contract" and scope.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
         phase, first.kind, first.inputs, reads, outputs, _matmul_flops(scope, group), _by_role(scope, sizes, num_parts),
-        _by_role(scope, product_operands), makes_gradients, _group_shape(scope, group), tuple(group),
+        _by_role(scope, product_operands), makes_gradients, _group_shape(scope, group), (),
     )  # fmt: skip
 
 
@@ -203,7 +217,7 @@ def _locals(spec: Spec, dims: Iterable[str]) -> list[LocalDim]:
     return [LocalDim(d, spec.axes_of(d)) for d in dims]
 
 
-def _matmul_flops(scope: FusionScope, group: list[ComputeStep]) -> Polynomial:
+def _matmul_flops(scope: FusionScope, group: Iterable[ComputeStep]) -> Polynomial:
     """Return the FLOPs of products and attention; of routed tokens only the expected rows count."""
     total = ZERO
     for step in group:

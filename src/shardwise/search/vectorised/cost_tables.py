@@ -121,7 +121,7 @@ def build_cost_tables(inputs: TableInputs, progress: Progress = ignore_progress)
         number: np.max([sum_values(stage.layers.values()) for stage in worst], axis=0)
         for number, worst in stages.items()
     }
-    state, offset = _build_state_tables(inputs)
+    state, offset = _build_state_tables(inputs, _modes_in_use(mode))
     offsets = {(sp, zero, policy): rows[mode[sp, policy]] for (sp, zero, policy), rows in offset.items()}
     return CostTables(activation, mode, block_row, state, offsets, stages, fullest, stage_row, waiting)
 
@@ -158,13 +158,24 @@ def _build_block_tables(
     return ({k: costs for k, (costs, _) in best.items()}, {k: mode for k, (_, mode) in best.items()}, block_row)
 
 
+def _modes_in_use(mode: Mapping[tuple[int, int], Ints]) -> dict[int, list[int]]:
+    """Return the numbers of the modes that are the fastest of any row, by sequence parallelism.
+
+    They are the same for all recompute policies, so that these share state columns."""
+    numbers: dict[int, set[int]] = {}
+    for (sp, _), chosen in mode.items():
+        numbers.setdefault(sp, set()).update(np.unique(chosen).tolist())
+    return {sp: sorted(members) for sp, members in numbers.items()}
+
+
 def _build_state_tables(
-    inputs: TableInputs,
+    inputs: TableInputs, modes_in_use: Mapping[int, Sequence[int]]
 ) -> tuple[dict[tuple[int, int, int], dict[str, StateCost]], dict[tuple[int, int, int], Ints]]:
     """Price the units' state over the placement rows, by (sequence parallelism, ZeRO stage, recompute).
 
-    Modes whose state is derived differently follow one another in a column; also returns where the rows of each mode begin."""
-    states = StateTables(inputs)
+    Modes whose state is derived differently follow one another in a column; also returns where the rows of each mode begin.
+    Modes that no row is in are not derived."""
+    states = StateTables(inputs, modes_in_use)
     structures = {(key.sequence_parallel, zero) for key in inputs.families for zero in key.zero_stages}
     policies = range(len(inputs.space.choices.recompute))
     tables = {
@@ -277,8 +288,8 @@ class ModeTables:
 class StateTables:
     """Prices the units' state over all placement rows; equal derivations share one table."""
 
-    def __init__(self, inputs: TableInputs) -> None:
-        self.inputs, self.choices = inputs, inputs.space.choices
+    def __init__(self, inputs: TableInputs, modes_in_use: Mapping[int, Sequence[int]]) -> None:
+        self.inputs, self.choices, self.modes_in_use = inputs, inputs.space.choices, modes_in_use
         self.num_rows = len(inputs.placement_table.placement)
         placed = inputs.placement_table
         self.links = replace(
@@ -290,21 +301,27 @@ class StateTables:
         self.number_of: dict[int, tuple[UnitCostInputs, int]] = {}
 
     def state_costs(self, sp: int, zero: int, policy: int) -> tuple[dict[str, StateCost], Ints]:
-        """Return the cost of each unit in each mode that is derived differently, and where each mode's rows begin.
+        """Return the cost of each unit in each mode that is derived differently, and where the rows of each mode in use begin.
 
         Modes are distinguished by what they move under ZeRO-3, which moves the most and is derived for the block tables anyway.
         Below it no pass gathers weights, so recomputation changes nothing."""
         zero_stage, sequence_parallel = self.choices.zero_stage[zero], bool(self.choices.sequence_parallel[sp])
         recompute = self.choices.recompute[policy]
         most_moved = self.inputs.scheme(3, sequence_parallel, recompute)
-        keys = [self.key(most_moved.with_mode(mode)) for mode in self.inputs.modes]
-        distinct_keys = list(dict.fromkeys(keys))
-        modes = [self.inputs.modes[keys.index(key)] for key in distinct_keys]
+        modes = self.inputs.modes
+        keys = {number: self.key(most_moved.with_mode(modes[number])) for number in self.modes_in_use[sp]}
+        first_with_key: dict[Hashable, int] = {}
+        for number, key in keys.items():
+            first_with_key.setdefault(key, number)
         base = self.inputs.scheme(zero_stage, sequence_parallel, recompute if zero_stage == 3 else "none")
-        schemes = [base.with_mode(mode) for mode in modes]
+        schemes = [base.with_mode(modes[number]) for number in first_with_key.values()]
         units = (*self.inputs.units, *ModelEnds.of(self.inputs.architecture).units_without_passes)
         costs = {unit: self.unit_cost(unit, schemes) for unit in units}
-        return costs, np.array([distinct_keys.index(key) * self.num_rows for key in keys], dtype=np.int64)
+        first_row = np.zeros(len(modes), dtype=np.int64)  # 0 for modes that are not in use, whose rows nothing reads
+        order = list(first_with_key)
+        for number, key in keys.items():
+            first_row[number] = order.index(key) * self.num_rows
+        return costs, first_row
 
     def key(self, scheme: ShardingScheme) -> Hashable:
         return tuple(self.state_number(scheme, unit) for unit in self.inputs.units)
