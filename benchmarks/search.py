@@ -4,9 +4,9 @@
 
 Llama-3-405B on 16,384 H100 and DeepSeek-V3 on 2,048: the best rate of several searches in this process, with derivations read
 from disk as a new process reads them (and, once, as they may be derived anew). CPU seconds and memory of `plan` as a process,
-the best of several. Hybrids on 256 H100 beside DeepSeek-V3: units derived by a first search, and its CPU seconds over those of
-DeepSeek-V3. A recount of the legal candidates of a small case in plain Python, and the largest difference of sampled rows from the
-scalar path.
+the best of several. Hybrids on 256 H100 beside DeepSeek-V3: the units that a first search derives, and its CPU seconds over those
+of DeepSeek-V3. A recount of the legal candidates of a small case in plain Python, and the largest difference of sampled rows from
+the scalar path.
 """
 
 from __future__ import annotations
