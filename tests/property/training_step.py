@@ -14,9 +14,10 @@ import numpy as np
 from schemes import scheme_of
 
 from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units
-from shardwise.derive.tensor_specs import state_resting_spec, token_spec
+from shardwise.derive.tensor_specs import handed_spec, state_resting_spec
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
+from shardwise.model.carried_tensors import CarriedSource, carried_sources
 from shardwise.model.decoder import model_program
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import DEFAULT_OPTIMIZER, Granularity, Optimizer, get_optimizer
@@ -216,7 +217,7 @@ class StrictDevices(VirtualDevices):
     ) -> None:
         super().__init__(mesh, sizes, router=router)
         forward = unit.forward
-        (output,) = forward.program.outputs
+        output = forward.program.outputs[0]
         self.state = (
             *unit.update.program.names_with_role(Role.STATE),
             *unit.update.program.names_with_role(Role.FACTOR),
@@ -225,15 +226,17 @@ class StrictDevices(VirtualDevices):
         hidden = {
             (name, forward.specs[name])
             for name in forward.program.inputs
-            if forward.program.tensors[name].role is Role.RESIDUAL
+            if forward.program.tensors[name].role in (Role.RESIDUAL, Role.CARRIED)
         }
+        handed_on = {(name, forward.specs[name]) for name in forward.program.outputs[1:]}
         losses = set() if forward.program.dims(output) else {(output, forward.specs[output])}
         summed = {(output, loss_spec(unit))} if losses else set()
         self.known = {
             id(forward.program): weights | hidden,
             id(unit.backward.program): weights
             | losses
-            | {(f"d.{output}", forward.specs[output]), *unit.saved.items(), *unit.gathered_weights.items()},
+            | {(f"d.{name}", forward.specs[name]) for name in forward.program.outputs}
+            | {*unit.saved.items(), *unit.gathered_weights.items(), *handed_on},
             id(unit.update.program): summed | {(name, unit.backward.specs[name]) for name in unit.gradients.values()},
         }
 
@@ -319,6 +322,7 @@ class _Chain:
             (units[name], prefix, StrictDevices(mesh, case.sizes_of(name), unit=units[name], router=case.router))
             for name, prefix in names
         ]
+        self.reads: list[Mapping[str, CarriedSource]] = [{}, *carried_sources(case.architecture), {}]
 
     def run(self) -> Outcome:
         state, batches = self.case.inputs()
@@ -360,23 +364,39 @@ class _Chain:
             {g: d.live_shards.get((g, u.backward.specs[g])) for g in u.gradients.values()} for u, _, d in self.links
         ]
         x = None
-        for unit, _, devices in self.links:
+        for position, (unit, _, devices) in enumerate(self.links):
             program = unit.forward.program
             devices.constants = {name: (program.dims(name), a) for name, a in batch.items() if name in program.inputs}
             if x is not None:
                 devices.live_shards["x", unit.forward.specs["x"]] = x
+            for name, source in self.reads[position].items():
+                _, _, others = self.links[source.unit]
+                shards = others.live_shards[self.carried_key(source)]
+                devices.live_shards[name, unit.forward.specs[name]] = [
+                    shard if source.index is None else shard[:, :, source.index] for shard in shards
+                ]
             devices.run_instructions(program, self.lists[id(unit)]["forward"])
-            (output,) = program.outputs
+            output = program.outputs[0]
             x = devices.live_shards[loss if unit is head else (output, unit.forward.specs[output])]
         own_loss = last.live_shards[loss]
         dx = [np.ones(()) for _ in range(self.mesh.num_devices)]
-        for unit, _, devices in reversed(self.links):
-            (output,) = unit.forward.program.outputs
+        carried: dict[tuple[int, str], list[Any]] = {}  # gradients of what a unit hands on, summed over its readers
+        for position, (unit, _, devices) in reversed([*enumerate(self.links)]):
+            output, *handed_on = unit.forward.program.outputs
             devices.live_shards[f"d.{output}", unit.forward.specs[output]] = dx
+            for name in handed_on:
+                key = name, unit.forward.specs[name]
+                zeros = [np.zeros_like(shard) for shard in devices.live_shards[key]]
+                devices.live_shards[f"d.{name}", key[1]] = carried.pop((position, name), zeros)
             devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
-                assert unit.backward.specs[name] == token_spec(self.scheme, unit.backward.program.dims(name))
-                dx = devices.live_shards[name, unit.backward.specs[name]]
+                primal = name.removeprefix("d.").partition("#")[0]
+                assert unit.backward.specs[name] == handed_spec(self.scheme, unit.forward.program.tensors[primal])
+                shards = devices.live_shards[name, unit.backward.specs[name]]
+                if primal == "x":
+                    dx = shards
+                else:
+                    self.add_carried(carried, self.reads[position][primal], shards)
         for (unit, _, devices), earlier in zip(self.links, held, strict=True):
             for name, shards in earlier.items():
                 key = name, unit.backward.specs[name]
@@ -385,6 +405,22 @@ class _Chain:
         last.live_shards[loss] = (
             own_loss if earlier_loss is None else [a + b for a, b in zip(earlier_loss, own_loss, strict=True)]
         )
+
+    def carried_key(self, source: CarriedSource) -> tuple[str, Spec]:
+        """The name and the spec of a carried tensor in the unit that computes it."""
+        forward = self.links[source.unit][0].forward
+        name = forward.program.outputs[source.result]
+        return name, forward.specs[name]
+
+    def add_carried(
+        self, carried: dict[tuple[int, str], list[Any]], source: CarriedSource, shards: Sequence[Any]
+    ) -> None:
+        """Add a reader's gradient to that of a carried tensor, at its index along the layers if it read one."""
+        key = self.carried_key(source)
+        like = self.links[source.unit][2].live_shards[key]
+        total = carried.setdefault((source.unit, key[0]), [np.zeros_like(shard) for shard in like])
+        for whole, part in zip(total, shards, strict=True):
+            (whole if source.index is None else whole[:, :, source.index])[...] += part
 
     def take_moved(self) -> Counter[Any]:
         taken: Counter[Any] = Counter()

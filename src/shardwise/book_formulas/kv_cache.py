@@ -36,8 +36,12 @@ class KvCache:
 
     @property
     def layers(self) -> tuple[tuple[Architecture, int], ...]:
-        """Layers with attention: the model with all layers of a kind, and how many of that kind there are."""
-        return tuple((layer, count) for layer, count in self._kinds if layer.mixer == "attention")
+        """Layers with keys and values of their own: the model with all layers of a kind, and how many of that kind there are."""
+        return tuple(
+            (layer, count)
+            for layer, count in self._kinds
+            if layer.mixer == "attention" and layer.key_sharing != "reuse"
+        )
 
     @property
     def recurrent_layers(self) -> tuple[tuple[Architecture, int], ...]:

@@ -24,10 +24,11 @@ from typing import Literal
 
 from shardwise.derive.sharded_program import FinalSpec, ProgramStep, ShardedProgram, ShardingTargets, shard_program
 from shardwise.model import ModelStructure, Program, Role, Tensor
+from shardwise.model.carried_tensors import TABLE_ROWS
 from shardwise.model.decoder import MTP_BLOCK_PREFIX
 from shardwise.model.decoder_block import RECEIVED, RETURNED
 from shardwise.model.inference_program import EXPERT_RESULTS, EXPERT_TOKENS, ROUTER_TOKENS, inference_unit_program
-from shardwise.model.operations import CACHED_ATTENTION_OPERATIONS
+from shardwise.model.operations import CACHED_ATTENTION_OPERATIONS, SLOTS
 from shardwise.sharding import Axes, Spec
 
 ATTENTION_DP_AXES: Axes = ("dp_m", "dp_e")
@@ -48,7 +49,8 @@ INSTANCE_AXES: Axes = (  # outermost first
 )  # fmt: skip
 Dispatch = Literal["all_gather", "all_to_all"]
 WEIGHT_AXES: Mapping[str, Axes] = {
-    "F": TENSOR_AXES, "S": TENSOR_AXES, "V": TENSOR_AXES, "L": TENSOR_AXES, "K": KEY_VALUE_AXES, "G": REPLICA_AXES,
+    "F": TENSOR_AXES, "S": TENSOR_AXES, "V": TENSOR_AXES, TABLE_ROWS: TENSOR_AXES,
+    "L": TENSOR_AXES, "K": KEY_VALUE_AXES, "G": REPLICA_AXES,
 }  # fmt: skip
 
 
@@ -102,6 +104,8 @@ class InferenceScheme:
             case Role.WEIGHT:
                 return self.weight_spec(tensor.dims)
             case Role.CACHE | Role.RECURRENT_STATE:
+                return self.cache_spec(tensor.dims)
+            case Role.CARRIED if SLOTS in tensor.dims:  # the cache of another layer
                 return self.cache_spec(tensor.dims)
             case _:
                 return self.token_spec(tensor.dims)
@@ -173,7 +177,8 @@ def _derive_cached(scheme: InferenceScheme, name: str) -> InferenceUnit:
 
 def _immediate_specs(scheme: InferenceScheme, program: Program) -> dict[str, FinalSpec]:
     """Return the specs that results take as soon as they are computed."""
-    residual = (name for name in program.names_with_role(Role.RESIDUAL) if name not in program.inputs)
+    handed = (*program.names_with_role(Role.RESIDUAL), *program.names_with_role(Role.CARRIED))
+    residual = (name for name in handed if name not in program.inputs)
     specs: dict[str, FinalSpec] = {name: scheme.token_spec(program.dims(name)) for name in residual}
     for prefix in ("", MTP_BLOCK_PREFIX):
         if (tokens := prefix + EXPERT_TOKENS) not in program.tensors:

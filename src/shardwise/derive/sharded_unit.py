@@ -26,11 +26,11 @@ from shardwise.derive.sharded_program import (
 )
 from shardwise.derive.tensor_specs import (
     gradient_resting_spec,
+    handed_spec,
     immediate_specs,
     input_specs,
     optimizer_resting_spec,
     state_resting_spec,
-    token_spec,
     ulysses_specs,
     use_specs,
     weight_resting_spec,
@@ -96,10 +96,13 @@ class ShardedUnit:
 
     @property
     def saved_by_this_unit_only(self) -> Mapping[str, Spec]:
-        """Specs of the tensors that only this unit saves: the input of a module of multi-token prediction is another unit's
-        output."""
-        shared = self.forward.program.inputs if self.name in MTP_UNITS else ()
-        return {name: spec for name, spec in self.saved.items() if name not in shared}
+        """Specs of the tensors that this unit keeps: those that it saves, and those that it hands to later layers. What another
+        unit keeps is left out: carried tensors that it reads, and the input of a module of multi-token prediction."""
+        program = self.forward.program
+        carried = program.names_with_role(Role.CARRIED)
+        shared = program.inputs if self.name in MTP_UNITS else {*carried}.intersection(program.inputs)
+        handed_on = {name: self.forward.specs[name] for name in carried if name in program.outputs}
+        return {name: spec for name, spec in {**self.saved, **handed_on}.items() if name not in shared}
 
     @property
     def recompute_steps(self) -> tuple[ProgramStep, ...]:
@@ -148,7 +151,7 @@ def _shard_backward(
     gradients = {w: g for w, g in weight_gradients.items() if w not in BORROWED_WEIGHTS.get(name, ())}
     final: dict[str, FinalSpec] = {g: partial(gradient_resting_spec, scheme) for g in gradients.values()}
     hidden = (name for name in transposed.gradients if name not in weight_gradients)
-    final |= {transposed.gradients[name]: token_spec(scheme, forward.program.dims(name)) for name in hidden}
+    final |= {transposed.gradients[name]: handed_spec(scheme, forward.program.tensors[name]) for name in hidden}
     operations = (*recompute.operations, *program.operations)
     use = use_specs(scheme, forward.program)
     weights_used = forward.program.weights if name in UNITS_WITH_IMMEDIATE_BACKWARD else ()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from shardwise.layout import BATCH_AXES, TP_AXES, ShardingScheme, get_cp_variant
 from shardwise.layout.sharding_scheme import CP_AXES
-from shardwise.model import Program, Role
+from shardwise.model import Program, Role, Tensor
+from shardwise.model.carried_tensors import TABLE_ROWS
 from shardwise.model.decoder_block import RECEIVED, RETURNED
 from shardwise.model.operations import Scan
 from shardwise.sharding import Axes, Mesh, Spec
@@ -22,6 +23,7 @@ WEIGHT_USE: Mapping[str, Axes] = {
     "G": ("tp_rep",),
     "L": TP_AXES,
     "V": TP_AXES,
+    TABLE_ROWS: TP_AXES,
 }
 
 
@@ -35,7 +37,7 @@ def pad_vocabulary(dims: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
     {'D': 12, 'V': 12}
     """
     parts = mesh.size(axis for axis in WEIGHT_USE["V"] if axis in mesh.names)
-    return {dim: ceil_div(size, parts) * parts if dim == "V" else size for dim, size in dims.items()}
+    return {dim: ceil_div(size, parts) * parts if dim in ("V", TABLE_ROWS) else size for dim, size in dims.items()}
 
 
 def zero_sharded_dim(dims: tuple[str, ...]) -> str:
@@ -122,6 +124,12 @@ def gradient_resting_spec(scheme: ShardingScheme, output_spec: Spec) -> Spec:
     return _add_zero_axes(scheme, output_spec.with_partial(partial_axes))
 
 
+def handed_spec(scheme: ShardingScheme, tensor: Tensor) -> Spec:
+    """Return the resting spec of a tensor that one unit hands to another: keys and values stay split by head."""
+    has_heads = tensor.role is Role.CARRIED and "K" in tensor.dims
+    return head_spec(scheme, tensor.dims, CP_AXES) if has_heads else token_spec(scheme, tensor.dims)
+
+
 def input_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
     """Return the resting specs of a forward program's inputs: weights, the hidden state, and constants such as token ids."""
     specs: dict[str, Spec] = {}
@@ -129,10 +137,8 @@ def input_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
         tensor = program.tensors[name]
         if tensor.role is Role.WEIGHT:
             specs[name] = weight_resting_spec(scheme, tensor.dims)
-        elif tensor.role is Role.RESIDUAL:
-            specs[name] = token_spec(scheme, tensor.dims)
         else:
-            specs[name] = token_spec(scheme, tensor.dims)
+            specs[name] = handed_spec(scheme, tensor)
     return specs
 
 
@@ -146,7 +152,9 @@ def immediate_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]
         scan.outputs[0]: head_spec(scheme, program.dims(scan.outputs[0]), CP_AXES)
         for scan in _ulysses_attentions(scheme, program)
     }
-    return {name: token_spec(scheme, program.dims(name)) for name in hidden} | received | attended
+    hidden += [name for name in program.names_with_role(Role.CARRIED) if name not in program.inputs]
+    handed = {name: handed_spec(scheme, program.tensors[name]) for name in hidden}
+    return handed | received | attended
 
 
 def use_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:

@@ -55,13 +55,14 @@ def expand_lora_targets(targets: Iterable[str], absent: Collection[str]) -> froz
 
 
 def absent_modules(
-    *, latent: bool, latent_queries: bool, gated: bool, experts: bool, values: bool = True
+    *, latent: bool, latent_queries: bool, gated: bool, experts: bool, values: bool = True, keys: bool = True
 ) -> frozenset[str]:
     """Return the modules that a model lacks by its structure; plain MLPs are taken to be there. Without `values`
-    these are the keys."""
+    these are the keys, without `keys` both are another layer's."""
     absent = {"k_proj", "v_proj"} if latent else {"kv_a_proj_with_mqa", "kv_b_proj"}
     absent |= {"q_proj"} if latent_queries else {"q_a_proj", "q_b_proj"}
     absent |= set() if values else {"v_proj"}
+    absent |= set() if keys else {"k_proj", "v_proj"}
     absent |= set() if gated else {"gate_proj"}
     return frozenset(absent | (set() if experts else {"router", *EXPERT_MODULES}))
 

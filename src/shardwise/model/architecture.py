@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.model.adapters import absent_modules, expand_lora_targets
 from shardwise.model.attended_shares import attended_shares, mean_attended_share, scan_shares
+from shardwise.model.carried_tensors import KeySharing, carried_dims
 from shardwise.model.layer_pattern import (
     BASE_LAYER,
     DENSE_LAYER,
@@ -20,7 +21,7 @@ from shardwise.model.layer_pattern import (
     list_layers,
 )
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
-from shardwise.model.omitted_parts import OmittedPart
+from shardwise.model.omitted_parts import OmittedPart, config_notes
 from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence
 from shardwise.model.residual_streams import stream_dims
 from shardwise.model.size_rules import combination_problems, kind_problems
@@ -47,7 +48,7 @@ OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
     "index_heads", "index_head_dim", "index_topk", "index_block", "expert_latent_dim", "embedding_rows", "norm_gate_rank",
-    "num_streams", "output_rank", "compress_window",
+    "num_streams", "output_rank", "compress_window", "layer_input_dim", "layer_input_rows",
 )  # fmt: skip
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
@@ -80,7 +81,9 @@ class Architecture:
     With `shared_keys` one head of keys, which are its values as well, serves all heads; `num_kv_heads` are then the groups of
     heads that have an output product each, to `output_rank`; compressed keys stand for `compress_window` tokens each (0:
     none), or for twice as many in `overlapping_windows`, of which the indexer selects some where there is one;
-    `hashed_experts` are chosen by the token (DeepSeek-AI 2026, DeepSeek-V4). A layer mixes tokens (`mixer`) and has an MLP or
+    `hashed_experts` are chosen by the token (DeepSeek-AI 2026, DeepSeek-V4). With a `layer_input_dim` each layer reads an
+    embedding of that width, of `layer_input_rows` rows (0: as the vocabulary); layers with `key_sharing` store keys and values
+    for later ones, or reuse them. A layer mixes tokens (`mixer`) and has an MLP or
     experts (`feed_forward`), or one of the two. "mlp_and_experts" are an MLP of width `dense_d_ff` beside experts, whose
     router has a norm of its own (Gemma 4). Layers that differ are kinds: `layer_kinds` gives by name the fields in which a
     kind differs from all the others here, those of the base layer, and `layer_pattern` says which kind each layer is, "block"
@@ -178,6 +181,9 @@ class Architecture:
     norm_gate_rank: int = field(default=0, metadata=OMIT_DEFAULT)
     norm_gates_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
     choice_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
+    layer_input_dim: int = field(default=0, metadata=OMIT_DEFAULT)
+    layer_input_rows: int = field(default=0, metadata=OMIT_DEFAULT)
+    key_sharing: KeySharing = field(default="none", metadata=OMIT_DEFAULT)
     recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
     layer_pattern: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
@@ -227,7 +233,7 @@ class Architecture:
         """Modules for adapters that the base layer lacks (`model.adapters`)."""
         return absent_modules(
             latent=bool(self.kv_lora_rank), latent_queries=bool(self.q_lora_rank), gated=bool(IS_GATED.get(self.mlp)),
-            experts=bool(self.num_experts), values=not self.values_from_keys,
+            experts=bool(self.num_experts), values=not self.values_from_keys, keys=self.key_sharing != "reuse",
         )  # fmt: skip
 
     def _counts(self) -> dict[str, object]:
@@ -260,6 +266,7 @@ class Architecture:
             block_indexer=bool(self.index_block), streams=bool(self.num_streams), compressed_keys=bool(self.compress_window),
             latent_experts=bool(self.expert_latent_dim),
             separate_values=bool(self.v_head_dim and not self.kv_lora_rank), norm_gates=bool(self.norm_gate_rank),
+            layer_inputs=bool(self.layer_input_dim),
             recurrence=None if self.recurrence is None else self.recurrence.structure,
             lora_targets=expand_lora_targets(self.lora_targets, self.absent_modules),
         )  # fmt: skip
@@ -315,15 +322,7 @@ class Architecture:
     @property
     def config_notes(self) -> tuple[str, ...]:
         """Sentences on what the model's config has and no plan does: other parts, and the format of stored weights."""
-        parts = " and ".join(part.describe() for part in self.omitted_parts)
-        omitted = (
-            f"the config's language model alone is planned: its {parts} {'are' if ' and ' in parts else 'is'} left out"
-        )
-        stored = (
-            f"the config's weights are stored in {self.stored_format}: planned is the model in the job's precision, not in that "
-            "format"
-        )
-        return tuple(note for note, is_true in ((omitted, self.omitted_parts), (stored, self.stored_format)) if is_true)
+        return config_notes(self.omitted_parts, self.stored_format)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -360,6 +359,7 @@ class Architecture:
             ),
             **({"o": self.output_rank, "m": self.compress_window or 1, "v": 2} if self.shared_keys else {}),
             **stream_dims(self.num_streams, mixed=self.mixed_streams),
+            **carried_dims(self),
             **(self.recurrence.dims if self.recurrence else {}),
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.model.block_parts import TOKENS, BlockPartBuilder, NormDims
+from shardwise.model.carried_tensors import SHARED_KEYS, SHARED_VALUES
 from shardwise.model.compressed_keys import CompressedKeys
 from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
 from shardwise.model.operations import Concatenate, Scan, SharedKeyScan
@@ -44,6 +45,12 @@ class AttentionBuilder(BlockPartBuilder):
         if self.architecture.differential:
             return self.differential_values(y)
         q, k, v, *selected = self.latent_heads(y) if self.architecture.structure.latent else self.queries_and_keys(y)
+        if self.architecture.key_sharing != "none":
+            # A gradient of its own for each reader: it is summed over ranks where it is computed, as ring attention does
+            k, v = (
+                self.elementwise("handover", [x], f"{name}_read", self.builder.tensors[x].dims)
+                for x, name in ((k, "k"), (v, "v"))
+            )
         positions = self.builder.positions()
         outputs = self.attention_results("attended", self.value_dims)
         operands = (q, k, v, positions, positions, *self.sinks(), *selected)
@@ -143,6 +150,8 @@ class AttentionBuilder(BlockPartBuilder):
         """Add queries, keys and values, each from the hidden state, and the blocks that an indexer selects, if there is one."""
         query_dims, key_dims = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
         q = self.rotary(self.qk_norm(self.project_heads(y, "q", query_dims), "q", query_dims), "q", query_dims)
+        if self.architecture.key_sharing == "reuse":
+            return q, *self.reused_heads()
         flat = self.project_heads(y, "k", key_dims)
         k = self.rotary(self.qk_norm(flat, "k", key_dims), "k", key_dims)
         value_dims = (*TOKENS, "K", self.value_width)
@@ -151,7 +160,20 @@ class AttentionBuilder(BlockPartBuilder):
             v = self.sub_layer_norm(v, "v_norm", NormDims(value_dims, value_dims[-1:], None))
         if self.architecture.structure.block_indexer:
             return q, k, v, self.indexer().build(y, y)
+        if self.architecture.key_sharing == "store":
+            self.hand_on(k, v)
         return q, k, v
+
+    def reused_heads(self) -> tuple[str, str]:
+        """Return the names of keys and values of the layer whose heads this one reuses."""
+        keys = self.read_carried(SHARED_KEYS, (*TOKENS, "K", "H"))
+        return keys, self.read_carried(SHARED_VALUES, (*TOKENS, "K", self.value_width))
+
+    def hand_on(self, *names: str) -> None:
+        """Make keys and values results of the layer, which later layers read."""
+        for name in names:
+            self.builder.set_role(name, Role.CARRIED)
+        self.handed_on += names
 
     def project_heads(self, y: str, name: str, dims: tuple[str, ...]) -> str:
         """Add queries, keys or values as flat heads, before norms and rotation."""

@@ -72,6 +72,14 @@ class BlockPartBuilder:
             None  # what attention's gate reads, with its dim, if not the hidden state
         )
         self.adapter_inputs: dict[tuple[str, str], str] = {}
+        self.carried: Mapping[
+            str, str
+        ] = {}  # tensors that the layer reads beside the residual stream, by its inputs' names
+        self.handed_on: list[str] = []  # tensors that later layers read
+
+    def read_carried(self, name: str, dims: Iterable[str]) -> str:
+        """Return the name of a tensor that the layer reads beside the residual stream: an input, in a unit's program."""
+        return self.carried.get(name) or self.builder.input(name, dims, Role.CARRIED)
 
     def project_out(self, x: str, weight: str, weight_dims: Iterable[str], name: str) -> str:
         """Add a product back to D. Its sums are reduced where the residual stream rests before a bias is added to them."""

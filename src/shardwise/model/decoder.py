@@ -9,14 +9,23 @@ of adapters, y twice that; u a single number; d the width of the model again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN, TOKENS, NormDims, add_norm
+from shardwise.model.carried_tensors import (
+    INPUT_WIDTH,
+    LAYER_INPUT_DIMS,
+    LAYER_INPUTS_DIMS,
+    LAYERS,
+    CarriedSource,
+    add_layer_inputs,
+    carried_sources,
+)
 from shardwise.model.decoder_block import BlockBuilder
-from shardwise.model.operations import Carry, Concatenate, Lookup
+from shardwise.model.operations import Carry, Concatenate, Lookup, TakeIndex
 from shardwise.model.placeholder_sizes import placeholder_architecture
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
 from shardwise.model.residual_streams import StreamBuilder, residual_dims
@@ -26,14 +35,15 @@ from shardwise.model.structure import ModelStructure
 def embedding_program(architecture: Architecture) -> Program:
     """Return the program from token ids to the first block's input."""
     builder = _new_builder(architecture)
-    return builder.build([add_embedding(builder, architecture, "")])
+    return builder.build(add_embeddings(builder, architecture, ""))
 
 
 def block_program(architecture: Architecture) -> Program:
     """Return the program of the base layer: x + attention(norm(x)), then + mlp(norm(...)), or both from one norm (parallel
     blocks), or one of the two alone."""
     builder, x = _builder_with_input(architecture)
-    return builder.build([BlockBuilder(builder, architecture, "").build(x)])
+    block = BlockBuilder(builder, architecture, "")
+    return builder.build([block.build(x), *block.handed_on])
 
 
 def head_program(architecture: Architecture) -> Program:
@@ -73,9 +83,13 @@ def model_program(architecture: Architecture) -> Program:
     The losses of multi-token prediction, whose modules are a chain, are added, each scaled by an input of its own.
     """
     builder = _new_builder(architecture)
-    x = add_embedding(builder, architecture, "")
-    for layer, unit in enumerate(architecture.layer_units):
-        x = BlockBuilder(builder, architecture.unit_architecture(unit), f"{layer}.").build(x)
+    results = [add_embeddings(builder, architecture, "")]  # of each unit
+    for layer, (unit, sources) in enumerate(zip(architecture.layer_units, carried_sources(architecture), strict=True)):
+        block = BlockBuilder(builder, architecture.unit_architecture(unit), f"{layer}.")
+        block.carried = {name: _carried_name(builder, results, source, name) for name, source in sources.items()}
+        x = block.build(results[-1][0])
+        results.append((x, *block.handed_on))
+    x = results[-1][0]
     loss = _add_head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
         x, mtp_loss = _add_mtp_module(builder, architecture, x, f"predict{module}.")
@@ -125,7 +139,9 @@ def result_names(architecture: Architecture, unit: str) -> tuple[str, ...]:
 def has_untied_embedding_weights(architecture: Architecture) -> bool:
     """Return whether a tied embedding has weights of its own beside the shared matrix."""
     return architecture.tied_embeddings and (
-        architecture.structure.has_learned_positions or architecture.embedding_norm
+        architecture.structure.has_learned_positions
+        or architecture.embedding_norm
+        or bool(architecture.layer_input_dim)
     )
 
 
@@ -175,6 +191,30 @@ def add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: s
     if architecture.embedding_norm:
         x = add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL)
     return StreamBuilder(builder, prefix).split(x) if architecture.structure.streams else x
+
+
+def add_embeddings(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> tuple[str, ...]:
+    """Add the embedding, and the inputs of all layers where each has an embedding of its own."""
+    x = add_embedding(builder, architecture, prefix)
+    if not architecture.structure.layer_inputs:
+        return (x,)
+
+    def norm(y: str, name: str) -> str:
+        return add_norm(builder, architecture, y, f"{prefix}{name}", dims=_LAYER_INPUT_NORM)
+
+    return x, add_layer_inputs(builder, (f"{prefix}ids", x), prefix, norm)
+
+
+_LAYER_INPUT_NORM = NormDims(LAYER_INPUTS_DIMS, (INPUT_WIDTH,), (INPUT_WIDTH,))
+
+
+def _carried_name(builder: ProgramBuilder, results: Sequence[tuple[str, ...]], source: CarriedSource, name: str) -> str:
+    """Return the name of a carried tensor in the program of the whole model; of the inputs of all layers, that of one."""
+    carried = results[source.unit][source.result]
+    if source.index is None:
+        return carried
+    out = builder.tensor(f"{source.index}.{name}", LAYER_INPUT_DIMS, Role.CARRIED)
+    return builder.add(TakeIndex((carried,), (out,), LAYERS, source.index))
 
 
 class MtpOutputs(NamedTuple):

@@ -7,6 +7,7 @@ from functools import partial
 
 from shardwise.model.attention_block import AttentionBuilder
 from shardwise.model.block_parts import HIDDEN, TOKENS
+from shardwise.model.carried_tensors import INPUT_WIDTH, LAYER_INPUT, LAYER_INPUT_DIMS
 from shardwise.model.mixer_builder import add_recurrent_mixer
 from shardwise.model.operations import HashedRoute, Route
 from shardwise.model.program import ModelPart, Role
@@ -41,7 +42,18 @@ class BlockBuilder(AttentionBuilder):
         else:
             out = self.feed_forward(self.pre_norm(x, "mlp_norm"))
         x = self.elementwise("add", [x, self.post_norm(out, "mlp_post_norm")], "x_out", HIDDEN, Role.RESIDUAL)
-        return self.leave_half(x, "mlp_norm")
+        x = self.leave_half(x, "mlp_norm")
+        return self.add_layer_input(x) if self.architecture.structure.layer_inputs else x
+
+    def add_layer_input(self, x: str) -> str:
+        """Add the layer's embedding of the tokens, gated by the hidden state, as a third part of the block (Gemma 3n)."""
+        with self.builder.in_part(ModelPart.MLP):
+            gate = self.contract(x, "layer_input_gate", (INPUT_WIDTH, "D"), "layer_gate", LAYER_INPUT_DIMS)
+            layer_input = self.read_carried(LAYER_INPUT, LAYER_INPUT_DIMS)
+            gated = self.elementwise(self.architecture.mlp, [gate, layer_input], "layer_gated", LAYER_INPUT_DIMS)
+            out = self.contract(gated, "layer_input_out", ("D", INPUT_WIDTH), "layer_out", HIDDEN)
+        normed = self.norm(out, "layer_input_norm")
+        return self.elementwise("add", [x, normed], "x_next_layer", HIDDEN, Role.RESIDUAL)
 
     def enter_half(self, x: str, name: str) -> str:
         """Add the norm of the residual stream before a half of the block, where the structure has one (MiniMax 2025)."""

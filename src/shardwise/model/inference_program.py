@@ -16,7 +16,8 @@ from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN, TOKENS, add_norm
-from shardwise.model.decoder import MTP_BLOCK_PREFIX, add_embedding, add_logits, carry_program
+from shardwise.model.carried_tensors import SHARED_KEYS, SHARED_VALUES
+from shardwise.model.decoder import MTP_BLOCK_PREFIX, add_embedding, add_embeddings, add_logits, carry_program
 from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
 from shardwise.model.mixer_builder import MixerBuilder, state_dims
@@ -105,8 +106,18 @@ class InferenceBlockBuilder(BlockBuilder):
         if self.architecture.differential:
             return self.differential_values(y)
         q, k, v, *selected = self.queries_and_keys(y)
+        if self.architecture.key_sharing == "reuse":
+            return self.attend_to_cache(q, k, v)
         keys, values = self.caches.append({f"{self.prefix}k_cache": k, f"{self.prefix}v_cache": v})
         return self.attend_to_cache(q, keys, values, *selected)
+
+    def reused_heads(self) -> tuple[str, str]:
+        """Return the names of the cached keys and values of the layer whose cache this one reads; it has none of its own."""
+        keys = self.read_carried(SHARED_KEYS, (*CACHE_ROWS, "K", "H"))
+        return keys, self.read_carried(SHARED_VALUES, (*CACHE_ROWS, "K", self.value_width))
+
+    def hand_on(self, *names: str) -> None:
+        """Leave keys and values as they are: later layers read the caches, which are results of the pass."""
 
     def attend_twice(self, pairs: list[tuple[str, str]], values: str) -> list[str]:
         rows = {f"{self.prefix}k{number}_cache": k for number, (_, k) in zip("12", pairs, strict=True)}
@@ -249,7 +260,7 @@ def inference_unit_program(structure: ModelStructure, unit: str, *, absorbs_late
         return carry_program(architecture)
     builder = ProgramBuilder(position_dims=TOKENS)
     if unit == "embedding":
-        return builder.build([add_embedding(builder, architecture, "")])
+        return builder.build(add_embeddings(builder, architecture, ""))
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     if unit == "head":
         return builder.build([_add_picked_logits(builder, architecture, x)])

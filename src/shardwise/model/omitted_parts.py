@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -22,3 +23,16 @@ class OmittedPart:
         """Return the part and its size as reports print them."""
         size = "size not known" if self.num_params is None else f"{self.num_params / 1e9:.2f}B parameters"
         return f"{self.name} ({size})"
+
+
+def config_notes(omitted_parts: Sequence[OmittedPart], stored_format: str) -> tuple[str, ...]:
+    """Return sentences on what a config has and no plan does: other parts, and the format of stored weights."""
+    parts = " and ".join(part.describe() for part in omitted_parts)
+    omitted = (
+        f"the config's language model alone is planned: its {parts} {'are' if ' and ' in parts else 'is'} left out"
+    )
+    stored = (
+        f"the config's weights are stored in {stored_format}: planned is the model in the job's precision, not in that "
+        "format"
+    )
+    return tuple(note for note, is_true in ((omitted, omitted_parts), (stored, stored_format)) if is_true)

@@ -21,7 +21,7 @@ def placeholder_architecture(structure: ModelStructure) -> Architecture:
         index_topk=int(structure.indexer), index_block=int(structure.block_indexer),
         dense_d_ff=int(structure.feed_forward == "mlp_and_experts"), expert_latent_dim=int(structure.latent_experts),
         norm_gate_rank=int(structure.norm_gates), num_streams=int(structure.streams), output_rank=int(structure.shared_keys),
-        compress_window=int(structure.compressed_keys),
+        compress_window=int(structure.compressed_keys), layer_input_dim=int(structure.layer_inputs),
         recurrence=None if structure.recurrence is None else placeholder_mixer(structure.recurrence),
         lora_rank=int(bool(structure.lora_targets)),
         lora_targets=tuple(sorted(structure.lora_targets)),

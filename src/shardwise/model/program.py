@@ -18,6 +18,7 @@ class Role(StrEnum):
     WEIGHT_GRADIENT = "weight_gradient"
     ACTIVATION = "activation"
     RESIDUAL = "residual"  # the hidden state between sub-layers: an activation that has a resting sharding of its own
+    CARRIED = "carried"  # handed to layers that do not follow at once: inputs of each layer, keys and values (`carried_tensors`)
     ROUTED = "routed"  # one row for each expert and token, of which a token fills those of its experts only
     STATISTIC = "statistic"  # norms' and softmax's sums, losses: kept in fp32
     LOGITS = "logits"

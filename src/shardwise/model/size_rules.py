@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.model.adapters import LORA_TARGETS, expand_lora_targets
+from shardwise.model.carried_tensors import carried_problems, carried_sources
 from shardwise.model.layer_pattern import pattern_problems
 from shardwise.model.structure import ACTIVATION_WEIGHTS
 from shardwise.values import InputError
@@ -60,6 +61,7 @@ def combination_problems(model: Architecture) -> Iterator[str]:
         yield "expert_scales are of experts, and there are none; expert_scales = false is required"
     if model.kv_lora_rank and (model.values_from_keys or model.value_norm):
         yield "latent attention has values of its own; values_from_keys = false and value_norm = false are required"
+    yield from carried_problems(model)
     yield from _part_problems(model)
     yield from _indexer_problems(model)
     yield from _shared_key_problems(model)
@@ -166,7 +168,7 @@ def _parts_without_adapters(model: Architecture) -> list[str]:
     parts = {
         "a recurrence": model.recurrence is not None, "an indexer": bool(model.index_topk),
         "a gate of attention": model.attention_gate != "none", "one head of keys": model.shared_keys,
-        "a latent of experts": bool(model.expert_latent_dim),
+        "a latent of experts": bool(model.expert_latent_dim), "an embedding for each layer": bool(model.layer_input_dim),
     }  # fmt: skip
     return [name for name, is_present in parts.items() if is_present]
 
@@ -193,4 +195,9 @@ def kind_problems(model: Architecture) -> list[str]:
             )
         if layer.positions != model.positions and "learned" in (layer.positions, model.positions):
             problems.append(f"model {layer.name}: learned positions are all layers' or none's; the same are required")
+    if not problems and any("key_sharing" in fields for fields in model.layer_kinds.values()):
+        try:
+            carried_sources(model)
+        except ValueError as error:
+            problems.append(f"model {model.name}: {error}")
     return problems

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shardwise.model.adapters import LORA_TARGETS
+from shardwise.model.carried_tensors import KeySharing
 from shardwise.model.layer_pattern import BASE_LAYER
 from shardwise.model.recurrent_mixers import RecurrentStructure
 from shardwise.values import did_you_mean, raise_problems
@@ -88,7 +89,9 @@ class ModelStructure:
     where there are any, nothing else is trained. `streams`: the residual stream is several, which layers read, write and mix
     by weights of each token, or (`mixed_streams` false) read and write alone. `shared_keys`: one head of keys, which are its
     values as well, serves all query heads, and each group of heads has an output product of its own; `compressed_keys` stand
-    for windows of tokens beside it, or for `overlapping_windows`. `hashed_experts` are chosen by the token. `kinds` are the
+    for windows of tokens beside it, or for `overlapping_windows`. `layer_inputs`: each layer reads an embedding of its own, and
+    `key_sharing` layers store keys and values for later ones, or reuse these (`carried_tensors`). `hashed_experts` are chosen by
+    the token. `kinds` are the
     structures of the layers that differ from this one, by the names of their units, in the order in which the model first has
     them.
     """
@@ -138,6 +141,8 @@ class ModelStructure:
     head_layer: bool = False
     differential: bool = False
     raw_query_latent: bool = False
+    layer_inputs: bool = False
+    key_sharing: KeySharing = "none"
     norm_gates: bool = False
     norm_gates_over: NormedParts = "both"
     choice_bias: bool = False
@@ -152,7 +157,7 @@ class ModelStructure:
             "mixer": MixerKind, "feed_forward": FeedForwardKind, "mlp": MlpKind, "norm": NormKind, "positions": PositionKind,
             "qk_norm_over": NormWidth, "attention_gate": AttentionGate, "attention_gate_function": GateFunction,
             "pre_norms_over": NormedParts, "post_norms_over": NormedParts, "norm_gates_over": NormedParts,
-            "stream_norms": StreamNorms, "window_kind": WindowKind,
+            "stream_norms": StreamNorms, "window_kind": WindowKind, "key_sharing": KeySharing,
         }  # fmt: skip
         problems = [
             f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"

@@ -298,7 +298,8 @@ def bytes_by_role(precision: Precision, optimizer: Optimizer) -> dict[Role, floa
     return {
         Role.WEIGHT: bytes_per_element(precision.weights),
         Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction), Role.ACTIVATION: activations,
-        Role.RESIDUAL: activations, Role.ROUTED: activations, Role.LOGITS: activations, Role.STATISTIC: 4.0,
+        Role.RESIDUAL: activations, Role.CARRIED: activations, Role.ROUTED: activations,
+        Role.LOGITS: activations, Role.STATISTIC: 4.0,
         Role.STATE: (master + moment_bytes(precision, optimizer)) / (1 + len(element_moments(precision, optimizer))),
         Role.FACTOR: factor_bytes(precision, optimizer), Role.MEAN: 4.0, Role.DIRECTION: activations,
         Role.CONSTANT: 4.0,

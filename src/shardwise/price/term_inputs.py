@@ -145,7 +145,8 @@ SYMBOL_MEANINGS: Mapping[str, str] = {
     "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
     "y": "rank of the adapter of experts' gate and up", "u": "a single number", "d": "model width", "h": "width of a norm's gate",
-    "b": "two latents of queries",
+    "b": "two latents of queries", "a": "layers", "p": "width of a layer's embedding",
+    "t": "rows of the table of layers' embeddings",
     **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
     "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from shardwise.layout.sharding_scheme import shared_kv_heads
 from shardwise.model import Architecture
+from shardwise.model.carried_tensors import describe_carried_tensors, has_carried_tensors
 from shardwise.serve.formats import ServingFormats
 from shardwise.serve.serving_layout import ServingLayout
 from shardwise.values import raise_problems
@@ -43,6 +44,11 @@ def _general_problems(architecture: Architecture, layout: ServingLayout) -> Iter
         yield (
             f"model: {architecture.name} attends to one head of keys and to compressed keys, whose cache is not known here; "
             "another model is required"
+        )
+    if layout.pp > 1 and has_carried_tensors(architecture):
+        yield (
+            f"layout: pp is {layout.pp}; {architecture.name} has {describe_carried_tensors(architecture)}, which no stage "
+            "hands to another here, so pp=1 is required"
         )
     num_experts = max(layer.num_experts for layer in architecture.layer_architectures.values())
     if layout.pp > architecture.num_layers:

@@ -48,6 +48,8 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "a head without a norm, or with a layer": lambda s: not s.final_norm or s.head_layer,
     "attention in chunks": lambda structure: structure.window_kind != "sliding",
     "differential attention": lambda structure: structure.differential,
+    "an embedding for each layer": lambda structure: structure.layer_inputs,
+    "keys and values that layers share": lambda structure: structure.key_sharing != "none",
     "gates of norms": lambda structure: structure.norm_gates,
     "queries that read two latents": lambda structure: structure.raw_query_latent,
     "norms of one half of a block": lambda s: (s.pre_norms_over, s.post_norms_over) != ("both", "both"),

@@ -7,6 +7,7 @@ from shardwise.layout.layout import ContextParallelVariant, cp_variant_names, ge
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.sharding_scheme import Degrees, num_micro_batches, seqs_per_replica, shared_kv_heads
 from shardwise.model import Architecture, Job, is_byte_budget
+from shardwise.model.carried_tensors import describe_carried_tensors, has_carried_tensors
 from shardwise.model.decoder import result_names
 from shardwise.model.recompute_policies import is_tensor_set, parse_tensor_set
 from shardwise.pipeline import get_schedule, natural_schedule
@@ -244,6 +245,14 @@ LEGALITY_RULES: tuple[LayoutRule, ...] = (
         lambda c: (
             f"sequence parallelism splits {c.job.seq_len} positions over cp·tp = {c['cp'] * c['tp']}, which does not divide "
             "them; set sequence_parallel=false or choose other degrees"
+        ),
+    ),
+    LayoutRule(
+        "carried_tensors_by_pp", "model", ("pp",),
+        lambda c: (c["pp"] == 1) | (not has_carried_tensors(c.model)),
+        lambda c: (
+            f"pp = {c['pp']}, but {c.model.name} has {describe_carried_tensors(c.model)}, which pass between layers beside the "
+            "residual stream; stages hand each other the residual stream alone here, so pp=1 is required"
         ),
     ),
     LayoutRule(

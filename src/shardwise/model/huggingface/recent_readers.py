@@ -35,7 +35,10 @@ def _read_layer_override(config: TrackedConfig, field: str) -> Any:
 
 def _read_gemma4_global_width(config: TrackedConfig) -> Any:
     """Return the width of heads of Gemma 4's layers without a window: its own key's, or that of each layer in a table."""
-    return _read_layer_override(config, "head_dim") or config.first("global_head_dim") or 512
+    override = _read_layer_override(config, "head_dim")
+    if config.get("per_layer_config"):  # which names what differs from the other layers, and nothing else
+        return override or read_first("head_dim")(config)
+    return config.first("global_head_dim") or 512
 
 
 def _read_gemma4_global_heads(config: TrackedConfig) -> Any:

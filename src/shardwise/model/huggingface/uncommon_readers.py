@@ -15,6 +15,7 @@ from shardwise.model.huggingface.field_readers import (
     read_first,
     read_flag,
 )
+from shardwise.model.huggingface.key_sharing import read_layer_input_rows
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
 from shardwise.model.huggingface.recent_readers import RECENT_LISTS, RECENT_READERS
 from shardwise.model.huggingface.recurrence_readers import RECURRENCE_READERS
@@ -137,6 +138,7 @@ UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "multiple_width": _read_multiple_width, "nemotron_shared_width": _read_nemotron_shared_width,
     "listed_layers": _read_listed_layers, "indexed_topk": _read_indexed_topk,
     "largest_block_width": read_largest_width, "first_block_heads": read_first_heads,
+    "layer_input_rows": read_layer_input_rows,
     **RECURRENCE_READERS, **RECENT_READERS, **VARIANT_READERS,
 }  # fmt: skip
 

@@ -55,3 +55,5 @@ from .short_convolution import CONVOLUTION_OPERATIONS as CONVOLUTION_OPERATIONS
 from .short_convolution import SegmentEdge as SegmentEdge
 from .short_convolution import ShortConvolution as ShortConvolution
 from .short_convolution import ShortConvolutionGradient as ShortConvolutionGradient
+from .slices import TakeIndex as TakeIndex
+from .slices import TakeIndexGradient as TakeIndexGradient

@@ -29,6 +29,8 @@ from shardwise.model.operations import (
     SequenceRecurrence,
     StreamWeights,
     StreamWeightsGradient,
+    TakeIndex,
+    TakeIndexGradient,
 )
 from shardwise.model.operations.recurrences import SEGMENT_AXES
 from shardwise.run.numpy import kernels
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 DIMS = (
     *"EBT",
     WINDOWS,
-    *"ZjVFMSfglximKGLOAHNXYIRUCQbJPrqeohdWuzD",
+    *"ZjtVFMSfgalximKGLOAHNXYIRUCQbJPrqeohdWuzpD",
 )  # the order in which the operands of a map are aligned
 
 
@@ -95,6 +97,10 @@ class DeviceKernel:
                 return self.join(operation, arrays)
             case ConcatenateGradient():
                 return self.part(operation, *arrays)
+            case TakeIndex():
+                return np.take(arrays[0], operation.index, axis=self.placed.inputs[0].dims.index(operation.dim))
+            case TakeIndexGradient():
+                return self.put_index(operation, *arrays)
             case Lookup():
                 return self.lookup(operation, *arrays)
             case Scatter():
@@ -260,6 +266,12 @@ class DeviceKernel:
         result_dims = [d for d in dims if d in like.dims]
         return np.array(np.transpose(summed, [result_dims.index(d) for d in like.dims]))
 
+    def put_index(self, operation: TakeIndexGradient, dy: Array) -> Array:
+        out = self.placed.outputs[0]
+        result = np.zeros(out.local_shape(self.devices.mesh, self.devices.sizes), dtype=dy.dtype)
+        result[(slice(None),) * out.dims.index(operation.dim) + (operation.index,)] = dy
+        return result
+
     def rows(self, table: Spec, dim: str, index: Array, size: int) -> tuple[Array, Array]:
         """Return row numbers within this device's part of the table, and which of them it has."""
         local = index - self.devices.mesh.position(self.coordinate, table.axes_of(dim)) * size
@@ -271,7 +283,7 @@ class DeviceKernel:
         dim_index = spec.dims.index(operation.dim)
         rows, is_local = self.rows(spec, operation.dim, index, table.shape[dim_index])
         if dim_index == 0:
-            return np.array(table[rows] * is_local[..., None])
+            return np.array(table[rows] * is_local.reshape(*is_local.shape, *(1,) * (table.ndim - 1)))
         return np.where(is_local, np.take_along_axis(table, rows[..., None], axis=-1)[..., 0], 0.0)
 
     def scatter(self, operation: Scatter, dy: Array, index: Array) -> Array:
@@ -281,7 +293,8 @@ class DeviceKernel:
         rows, is_local = self.rows(spec, operation.dim, index, shape[dim_index])
         result = np.zeros(shape, dtype=dy.dtype)
         if dim_index == 0:
-            np.add.at(result, rows.ravel(), (dy * is_local[..., None]).reshape(-1, dy.shape[-1]))
+            is_local = is_local.reshape(*is_local.shape, *(1,) * (len(shape) - 1))
+            np.add.at(result, rows.ravel(), (dy * is_local).reshape(-1, *shape[1:]))
         else:
             np.put_along_axis(result, rows[..., None], (dy * is_local)[..., None], axis=-1)
         return result

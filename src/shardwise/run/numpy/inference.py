@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardwise.derive.inference_unit import InferenceScheme, InferenceUnit, derive_inference_unit
 from shardwise.model import Architecture
+from shardwise.model.carried_tensors import CarriedSource, carried_sources
 from shardwise.model.inference_program import NEXT, cache_names
 from shardwise.model.operations import SLOTS
 from shardwise.model.structure import WindowKind
@@ -84,12 +85,15 @@ class ServedModel:
         self.slot_sequences[rows, tokens.slots[rows, new]] = tokens.sequences[rows, new]
         stages = [self._devices(tokens) for _ in range(self.num_stages)]
         embedding = derive_inference_unit(scheme, "embedding")
-        (x,) = self._run_unit(stages[0], embedding, "embedding", {}).values()
+        results = [[*self._run_unit(stages[0], embedding, "embedding", {}).values()]]  # of each unit
+        sources = carried_sources(self.architecture)
         for layer, name in enumerate(self.layers):
             unit = derive_inference_unit(scheme, name)
             devices = stages[self.stage_of(layer)]
             self._set_window(devices, self.architecture.attention_window(layer), unit.scheme.structure.window_kind)
-            x, *_ = self._run_unit(devices, unit, f"layers.{layer}", {"x": x}).values()
+            inputs = {"x": results[-1][0], **_carried_inputs(results, sources[layer])}
+            results.append([*self._run_unit(devices, unit, f"layers.{layer}", inputs).values()])
+        x = results[-1][0]
         self.hidden = x
         head = derive_inference_unit(scheme, "head")
         self._run_unit(stages[-1], head, "head", {"x": x})
@@ -178,6 +182,15 @@ class ServedModel:
             devices.scatter_array(name, unit.scheme.input_spec(unit.program.tensors[name]), array)
         keys = [(name, unit.scheme.input_spec(unit.program.tensors[name])) for name in arrays]
         return {key: devices.live_shards[key] for key in keys}
+
+
+def _carried_inputs(results: Sequence[Sequence[Shards]], sources: Mapping[str, CarriedSource]) -> dict[str, Shards]:
+    """Return what a layer reads beside the residual stream: results of earlier units, or a slice of one along its layers."""
+    inputs = {}
+    for name, source in sources.items():
+        shards = results[source.unit][source.result]
+        inputs[name] = [shard if source.index is None else shard[:, :, source.index] for shard in shards]
+    return inputs
 
 
 def lay_out_tokens(
