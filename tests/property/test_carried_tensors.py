@@ -86,12 +86,12 @@ def model(**fields: Any) -> Architecture:
 
 def test_stages_of_a_pipeline_are_refused() -> None:
     job = Job(global_batch_tokens=128, seq_len=16)
-    problems = violations(model(), job, 2, Layout(pp=2, schedule="1f1b"))
-    assert [problem for problem in problems if "pass between layers" in problem] == [
-        "pp = 2, but small has an embedding for each layer and keys and values that layers share, which pass between layers "
-        "beside the residual stream; stages hand each other the residual stream alone here, so pp=1 is required"
-    ]
-    assert not violations(model(), job, 2, Layout(fsdp=2))
+    (problem,) = violations(model(), job, 2, Layout(pp=2, schedule="1f1b"))
+    assert (
+        "small has an embedding for each layer and keys and values that layers share, which pass between layers"
+        in problem
+    )
+    assert not violations(model(), job, 2, Layout(dp=2))
 
 
 def test_training_refuses_them_by_name() -> None:
@@ -103,7 +103,9 @@ def test_carried_tensors_are_kept_by_the_unit_that_computes_them() -> None:
     """With full recomputation a layer keeps its input, and one whose keys and values are reused keeps these too."""
     units = derive_units(scheme_of(model().structure, recompute="full"))
     kept = {name: {*units[name].saved_by_this_unit_only} for name in ("embedding", "store", "reuse")}
-    assert kept == {"embedding": {"layer_inputs"}, "store": {"x", "k", "v"}, "reuse": {"x"}}
+    assert "layer_inputs" in kept["embedding"]
+    assert kept["store"] == {"x", "k", "v"}
+    assert kept["reuse"] == {"x"}
     assert {"layer_input", "reused_k", "reused_v"} <= {*units["reuse"].saved}
 
 
@@ -134,7 +136,10 @@ def test_layers_that_reuse_keys_have_no_cache(chunks: tuple[int, ...], tp: int) 
     assert np.abs(logits - whole_prompt).max() <= TOLERANCE * np.abs(whole_prompt).max()
     cached = {path: len(caches) for path, caches in served.caches.items() if path.startswith("layers")}
     assert cached == {"layers.0": 2, "layers.1": 2, "layers.2": 0, "layers.3": 0}
-    assert KvCache(model()).bytes_per_token == 2 * KvCache(model(num_layers=1, **NO_KINDS)).bytes_per_token
+    assert (
+        KvCache(architecture=model()).bytes_per_token
+        == 2 * KvCache(architecture=model(num_layers=1, **NO_KINDS)).bytes_per_token
+    )
 
 
 def _serve(chunks: tuple[int, ...], tp: int) -> tuple[Any, ServedModel]:
@@ -149,7 +154,7 @@ def _serve(chunks: tuple[int, ...], tp: int) -> tuple[Any, ServedModel]:
             for name in program.weights
         }
     ids = rng.integers(64, size=6).tolist()
-    mesh = Mesh(tuple((axis, tp if axis == "kv_m" else 1) for axis in (*INSTANCE_AXES, "ws")))
+    mesh = Mesh(tuple((axis, tp if axis == "kv_m" else 1) for axis in INSTANCE_AXES))
     served, start, logits = ServedModel(architecture, scheme, mesh, weights, 1, 16), 0, None
     for length in chunks:
         logits = served.run(lay_out_tokens([(0, ids[start : start + length], start)], 1, {0: (0, 0)}))

@@ -373,7 +373,7 @@ class _Chain:
                 _, _, others = self.links[source.unit]
                 shards = others.live_shards[self.carried_key(source)]
                 devices.live_shards[name, unit.forward.specs[name]] = [
-                    shard if source.index is None else shard[:, :, source.index] for shard in shards
+                    shard if source.layer_index is None else shard[:, :, source.layer_index] for shard in shards
                 ]
             devices.run_instructions(program, self.lists[id(unit)]["forward"])
             output = program.outputs[0]
@@ -420,7 +420,7 @@ class _Chain:
         like = self.links[source.unit][2].live_shards[key]
         total = carried.setdefault((source.unit, key[0]), [np.zeros_like(shard) for shard in like])
         for whole, part in zip(total, shards, strict=True):
-            (whole if source.index is None else whole[:, :, source.index])[...] += part
+            (whole if source.layer_index is None else whole[:, :, source.layer_index])[...] += part
 
     def take_moved(self) -> Counter[Any]:
         taken: Counter[Any] = Counter()

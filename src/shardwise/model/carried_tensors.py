@@ -35,7 +35,7 @@ class CarriedSource(NamedTuple):
 
     layer: int | None
     result: int
-    index: int | None = None
+    layer_index: int | None = None
 
     @property
     def unit(self) -> int:

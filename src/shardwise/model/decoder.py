@@ -211,10 +211,10 @@ _LAYER_INPUT_NORM = NormDims(LAYER_INPUTS_DIMS, (INPUT_WIDTH,), (INPUT_WIDTH,))
 def _carried_name(builder: ProgramBuilder, results: Sequence[tuple[str, ...]], source: CarriedSource, name: str) -> str:
     """Return the name of a carried tensor in the program of the whole model; of the inputs of all layers, that of one."""
     carried = results[source.unit][source.result]
-    if source.index is None:
+    if source.layer_index is None:
         return carried
-    out = builder.tensor(f"{source.index}.{name}", LAYER_INPUT_DIMS, Role.CARRIED)
-    return builder.add(TakeIndex((carried,), (out,), LAYERS, source.index))
+    out = builder.tensor(f"{source.layer_index}.{name}", LAYER_INPUT_DIMS, Role.CARRIED)
+    return builder.add(TakeIndex((carried,), (out,), LAYERS, source.layer_index))
 
 
 class MtpOutputs(NamedTuple):

@@ -104,6 +104,12 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
         ("zb_h2 requires at least 15 micro-batches", "there are 8 for pp = 8", "schedule=1f1b"),
         Layout(pp=8, schedule="zb_h2"),
     ),
+    "carried_tensors_by_pp": (
+        2,
+        Layout(pp=2, schedule="1f1b"),
+        ("pp = 2", "an embedding for each layer", "so pp=1 is required"),
+        Layout(dp=2),
+    ),
     "recurrence_by_tp": (
         8,
         Layout(tp=8),
@@ -138,6 +144,7 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
 CONVOLUTION = RecurrentMixer(kind="short_conv", num_heads=12, conv_width=3)
 JOBS = {"sequence_by_tp": Job(global_batch_tokens=770 * 16, seq_len=770)}
 MODELS = {
+    "carried_tensors_by_pp": dataclasses.replace(MODEL, layer_input_dim=64),
     "d_ff_by_tp": dataclasses.replace(MODEL, num_heads=5, num_kv_heads=5),
     "heads_by_cp": dataclasses.replace(MODEL, num_kv_heads=6),
     "recurrence_by_tp": dataclasses.replace(MODEL, num_heads=8, num_kv_heads=8, recurrence=CONVOLUTION),

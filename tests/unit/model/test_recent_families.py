@@ -81,7 +81,8 @@ def test_blocks_of_a_search_have_sizes_of_their_own() -> None:
             {**GEMMA, "per_layer_config": {"0": {"head_dim": 16}, "1": {"head_dim": 32}}},
             "per_layer_config has several values of head_dim; one for all layers without a window is known here",
         ),
-        ({**GEMMA, "num_kv_shared_layers": 2}, "num_kv_shared_layers = 2"),
+        ({**GEMMA, "num_kv_shared_layers": 99}, "num_kv_shared_layers is 99; less than the"),
+        ({**GEMMA, "num_kv_shared_layers": 2}, "no layer before those that reuse keys and values is of the same type"),
         ({**MINIMAX, "sparse_attention_config": {"sparse_local_block": 2}}, "one local block is known here"),
     ],
 )  # fmt: skip

@@ -98,7 +98,7 @@ class DeviceKernel:
             case ConcatenateGradient():
                 return self.part(operation, *arrays)
             case TakeIndex():
-                return np.take(arrays[0], operation.index, axis=self.placed.inputs[0].dims.index(operation.dim))
+                return np.array(np.take(arrays[0], operation.index, self.placed.inputs[0].dims.index(operation.dim)))
             case TakeIndexGradient():
                 return self.put_index(operation, *arrays)
             case Lookup():

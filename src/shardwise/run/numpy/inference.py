@@ -189,7 +189,7 @@ def _carried_inputs(results: Sequence[Sequence[Shards]], sources: Mapping[str, C
     inputs = {}
     for name, source in sources.items():
         shards = results[source.unit][source.result]
-        inputs[name] = [shard if source.index is None else shard[:, :, source.index] for shard in shards]
+        inputs[name] = [shard if source.layer_index is None else shard[:, :, source.layer_index] for shard in shards]
     return inputs
 
 
