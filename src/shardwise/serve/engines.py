@@ -34,7 +34,8 @@ class ServingEngine:
     leave ("of free", TensorRT-LLM), or of the memory for weights and cache ("static", SGLang). `degrees` are the parallel
     degrees and forms of a layout that it has an option for, beside tp and replicas. `exchanges_within_copy`: with
     `dispatch=all_to_all` tokens of one copy of attention are exchanged too, and not only those of several. `fuses_chunks`:
-    chunks of inputs share passes with decoding sequences. `reserves_output`: a request starts when the cache has room for all
+    chunks of inputs share passes with decoding sequences. `polls_requests`: where requests are not admitted before each pass, it
+    is at fixed intervals, and not so long after the first. `reserves_output`: a request starts when the cache has room for all
     of its output.
     """
 
@@ -46,6 +47,7 @@ class ServingEngine:
     max_num_seqs: int
     max_batched_tokens: int
     fuses_chunks: bool
+    polls_requests: bool
     reserves_output: bool
     exchanges_within_copy: bool
     degrees: tuple[str, ...]
@@ -149,7 +151,7 @@ def serving_engines() -> Mapping[str, ServingEngine]:
 
 ENGINE_KEYS = (
     "title", "release", "memory_rule", "memory_fractions", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
-    "reserves_output", "exchanges_within_copy", "source",
+    "polls_requests", "reserves_output", "exchanges_within_copy", "source",
 )  # fmt: skip
 
 

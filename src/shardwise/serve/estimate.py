@@ -24,9 +24,10 @@ from shardwise.serve.serving_problem import BatchLimits, ServingProblem
 from shardwise.serve.steady_state import (
     INTERVAL_DEVIATIONS,
     PassPricer,
+    Requests,
     SteadyState,
-    first_token_seconds,
-    queueing_seconds,
+    prompt_seconds,
+    random_first_token_seconds,
     solve_steady_state,
 )
 from shardwise.serve.table_work import PassLengths, TableWork
@@ -73,7 +74,7 @@ class ServingModel:
         measured = problem.calibration or ServingCalibration(pass_factor=1.0)
         return PassPricer(
             work=TableWork.of(problem.architecture, table, lengths), rates=self.rates,
-            fuses_chunks=self.engine.fuses_chunks and limits.chunked_prefill,
+            fuses_chunks=self.engine.fuses_chunks and limits.chunked_prefill, polls=self.engine.polls_requests,
             pass_factor=factor.pass_factor * measured.pass_factor,
             first_token_factor=factor.first_token_factor * measured.first_token_factor, acceptance=limits.acceptance or None,
         )  # fmt: skip
@@ -91,7 +92,12 @@ class ServingModel:
         """Return the steady state of each row."""
         present = table.concurrency / (table.replicas * table.attention_dp)
         largest = np.minimum(memory.largest_batch, self.limits.max_num_seqs or self.engine.max_num_seqs)
-        return solve_steady_state(pricer, present, largest, float(self.problem.workload.osl))
+        workload = self.problem.workload
+        requests = Requests(
+            osl=float(workload.osl), length_spread=workload.length_spread,
+            first_wave_share=1.0 / workload.waves, admission_passes=float(self.limits.admission_passes),
+        )  # fmt: skip
+        return solve_steady_state(pricer, present, largest, requests)
 
     def spreads(self, table: ConfigurationTable, state: SteadyState) -> tuple[Floats, Floats]:
         """Return the standard deviations of the logarithms of TPOT and TTFT over their predictions, of each row.
@@ -217,10 +223,7 @@ def _operating_point(model: ServingModel, grid: tuple[ConfigurationTable, Floats
 def _at_rate(pricer: PassPricer, table: ConfigurationTable, state: SteadyState, rate_per_s: float) -> SteadyState:
     """Return the state with first tokens of random arrivals in place of those of a fixed concurrency."""
     per_copy = rate_per_s / (table.replicas * table.attention_dp)
-    service_s = state.prompt_s * pricer.constants.prompt_factor
-    first_token_s = first_token_seconds(pricer, state.running, state.pass_s, state.prompt_s)
-    ttft_s = (first_token_s + queueing_seconds(per_copy, service_s)) * pricer.first_token_factor
-    return replace(state, ttft_s=ttft_s)
+    return replace(state, ttft_s=random_first_token_seconds(pricer, state, per_copy))
 
 
 class _Row(NamedTuple):
@@ -247,7 +250,7 @@ def _assemble(model: ServingModel, pricer: PassPricer, row: _Row) -> ServingEsti
         problem=model.problem, layout=layout, ttft_s=_predict(ttft_s, ttft_spread), tpot_s=_predict(tpot_s, tpot_spread),
         tokens_per_s_per_device=throughput, requests_per_s=requests_per_s, max_rate_per_s=row.max_rate,
         concurrency=requests_per_s * request_s, running=running, decode_pass_s=first(state.pass_s),
-        prefill_s=first(state.prompt_s), decode_terms=decode, prefill_terms=_prompt_terms(pricer, state),
+        prefill_s=first(prompt_seconds(pricer)), decode_terms=decode, prefill_terms=_prompt_terms(pricer),
         bound=max(decode, key=lambda term: decode[term]), memory=_memory(row.memory),
         usd_per_million_output_tokens=_price(model, throughput), watts_per_device=_watts(model),
         is_measured=model.is_measured, notes=tuple(_list_notes(model, layout)),
@@ -271,11 +274,11 @@ def _decode_terms(pricer: PassPricer, state: SteadyState) -> dict[str, float]:
     return _sorted({name: value * first(pricer.pass_factor) for name, value in seconds.items()})
 
 
-def _prompt_terms(pricer: PassPricer, state: SteadyState) -> dict[str, float]:
+def _prompt_terms(pricer: PassPricer) -> dict[str, float]:
     """Return the terms of one request's chunks, the largest first; launches by the host are what is beyond the device's."""
     scale = first(pricer.work.num_chunks) * first(pricer.pass_factor)
     seconds = {name: scale * first(value) for name, value in pricer.chunk_terms(0.0).items()}
-    seconds[HOST] = max(first(state.prompt_s) - sum(seconds.values()), 0.0)
+    seconds[HOST] = max(first(prompt_seconds(pricer)) - sum(seconds.values()), 0.0)
     return _sorted(seconds)
 
 

@@ -142,16 +142,19 @@ class ServingRates:
 
     def launch_seconds(self, work: PassWork) -> Column:
         """Return the seconds that launches take beyond what kernels move and compute."""
-        constants, kernels = self.constants, work.kernels
+        factor = 1.0 + (self.constants.hopper_launch_factor - 1.0) * self.is_hopper
+        return self.num_launches(work.kernels) * (self.constants.kernel_s * factor)
+
+    def num_launches(self, kernels: Mapping[str, Column]) -> Column:
+        """Return the launches of a pass: kernels by class, by how many of an engine's each stands for."""
+        constants = self.constants
         fp4 = 1.0 + (constants.fp4_expert_kernels - 1.0) * self.groups["experts"].is_fp4
         launches: Column = kernels.get("layer", 0.0) + kernels.get("casts", 0.0) * (
             constants.cast_kernels * self.is_narrow
         )
         launches = launches + kernels.get("experts", 0.0) * (constants.expert_kernels * fp4)
         launches = launches + kernels.get("indexer", 0.0) * constants.indexer_kernels
-        launches = launches + kernels.get("recurrence", 0.0) * constants.recurrence_kernels
-        factor = 1.0 + (constants.hopper_launch_factor - 1.0) * self.is_hopper
-        return launches * (constants.kernel_s * factor)
+        return launches + kernels.get("recurrence", 0.0) * constants.recurrence_kernels
 
     def collective_seconds(self, collective: PassCollective) -> Column:
         """Return the seconds of a pass's collectives of one kind: latency by devices, and payload over the link."""

@@ -34,14 +34,14 @@ class ServingConstants:
 
     A launch takes `kernel_s` times `launch_factor` of the chip; the numbers of launches of a layer are scaled by
     `latent_kernels`, `indexer_kernels`, `expert_kernels`, `fp4_expert_kernels`, `recurrence_kernels` and, for casts before
-    narrow products, `cast_kernels`. Passes with a chunk are launched without a captured graph: `eager_layer_s` a layer at
-    least. An all-reduce takes `reduce_hop_s` for each doubling of devices, an exchange with experts `exchange_s`, both
+    narrow products, `cast_kernels`. Passes with a chunk are launched without a captured graph: `eager_launch_s` a kernel
+    at least. An all-reduce takes `reduce_hop_s` for each doubling of devices, an exchange with experts `exchange_s`, both
     `link_share` of the link's rate. The host takes `pass_host_s` between passes and `sequence_host_s` for each running
     sequence.
 
-    First tokens: `request_s` before the engine sees a request, `wait_passes` passes until it is scheduled, `prompt_factor` times
-    the chunks' seconds, and those of others before it: `queue_factor` times running sequences to the power `queue_exponent`;
-    `request_host_s` of the server for each running sequence. `memory_fraction`: the engine's share of memory as it was started in
+    First tokens: `request_s` before the engine sees a request, `wait_passes` times the pass that runs when it comes,
+    `prompt_factor` times the chunks' seconds, its own and those of the inputs that it meets; `request_host_s` of the server for
+    each running sequence, and `server_turn_s` between two requests that come at once. `memory_fraction`: the engine's share of memory as it was started in
     the published runs, `capacity_margin` on the requests that the cache holds. `acceptance` of one drafted token.
     """
 
@@ -72,13 +72,12 @@ class ServingConstants:
     kernel_s: float
     pass_host_s: float
     sequence_host_s: float
-    eager_layer_s: float
+    eager_launch_s: float
     request_s: float
     wait_passes: float
     prompt_factor: float
-    queue_factor: float
-    queue_exponent: float
     request_host_s: float
+    server_turn_s: float
     memory_fraction: float
     capacity_margin: float
     acceptance: float
@@ -86,8 +85,7 @@ class ServingConstants:
 
 CONSTANT_NAMES = tuple(field.name for field in fields(ServingConstants))
 ENGINE_CONSTANTS = (  # of each engine by itself; the others are of all engines
-    "kernel_s", "pass_host_s", "sequence_host_s", "eager_layer_s", "request_s", "wait_passes", "prompt_factor", "queue_factor",
-    "memory_fraction",
+    "kernel_s", "pass_host_s", "sequence_host_s", "eager_launch_s", "request_s", "memory_fraction",
 )  # fmt: skip
 
 

@@ -19,7 +19,9 @@ class BatchLimits:
     `max_num_seqs` requests run at once in each copy of attention, `max_batched_tokens` tokens in one pass of it.
     `memory_fraction` is the engine's own fraction (of total, free or static memory: `engines`). `chunked_prefill`: inputs are
     cut into chunks that share passes with decoding requests. `mtp_tokens` are drafted by multi-token prediction in each pass, of
-    which the share `acceptance` is accepted, one after the other.
+    which the share `acceptance` is accepted, one after the other. `admission_passes` lie between two admissions of requests:
+    SGLang's `scheduler_recv_interval`, TensorRT-LLM's `batch_wait_timeout_iters` or, with attention_dp, `timeout_iters` of its
+    balance.
     """
 
     max_num_seqs: int | None = None
@@ -28,6 +30,7 @@ class BatchLimits:
     chunked_prefill: bool = True
     mtp_tokens: int = 0
     acceptance: float = 0.0
+    admission_passes: int = 1
 
     def __post_init__(self) -> None:
         problems = [
@@ -38,6 +41,10 @@ class BatchLimits:
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             problems.append(
                 f"limits: memory_fraction is {self.memory_fraction!r}; more than 0 and at most 1 is required"
+            )
+        if self.admission_passes < 1:
+            problems.append(
+                f"limits: admission_passes is {self.admission_passes!r}; a whole number of at least 1 is required"
             )
         if not 0 <= self.acceptance <= 1:
             problems.append(f"limits: acceptance is {self.acceptance!r}; 0 to 1 is required")

@@ -3,13 +3,16 @@ is.
 
 At a fixed concurrency each request is followed by the next. Of C requests at a copy of attention, b run (what memory and the
 engine's limit hold) and the others wait. A request sees `osl` passes of b sequences, and between them the inputs of the b - 1
-others once each:
+others once each, of which passes take as many as come together:
 
-    TPOT = pass(b) / tokens per pass + (b - 1) / osl * (chunks' seconds beyond a pass that they share)
+    TPOT = pass(b) / tokens per pass + (b - 1 - before) / osl * (a pass with inputs, beyond a decode pass) / its inputs
 
-A first token takes the host's time for a request, the passes until it is scheduled, its own chunks, and those of requests that
-came just before: requests that started together end together, so that more wait than arrivals at random would make
-(`queue_factor` * (b - 1)**`queue_exponent`, fitted). Beyond what memory holds a request waits (C / b - 1) lives of others.
+where those `before` its own input are in its first token: half of the inputs that it meets, and of all in a first wave.
+
+A first token takes the host's time for a request, the pass that runs when it comes, the passes until requests are admitted, its
+own chunks, and those of the inputs that it meets (`first_tokens`). A run starts with b requests at once, whose inputs are
+computed one after the other: the mean over a run has them too, as 1 of `waves`. Beyond what memory holds a request waits
+(C / b - 1) lives of others.
 
 At a rate requests come at random (Poisson). By Little's law b = rate * osl * TPOT(b), and inputs wait as in a queue with
 service of one length (M/D/1, Pollaczek and Khinchine): rho / (2 (1 - rho)) of the chunks' seconds, with rho the share of time
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.serve.first_tokens import Arrivals, queued_passes, wave_crowding
 from shardwise.serve.kernel_seconds import ServingRates, slower_of
 from shardwise.serve.pass_cost import device_seconds, price_pass
 from shardwise.serve.pass_work import Column
@@ -39,18 +43,27 @@ INTERVAL_DEVIATIONS = 1.645  # of a normal distribution on either side of 90%
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyState:
     """Columns of a table at its concurrencies. `running` requests decode in one copy of attention, of which `waiting` for each
-    running one have no room; `pass_s` is a decode pass with the host's time, `prompt_s` one request's chunks by themselves,
-    `shared_prompt_s` what they add to the passes that they share;
-    `input_share` of TPOT is others' inputs."""
+    running one have no room; `pass_s` is a decode pass with the host's time, `shared_prompt_s` what one request's
+    chunks add to the passes that they share; `input_share` of TPOT is others' inputs."""
 
     running: Column
     waiting: Column
     pass_s: Column
-    prompt_s: Column
     shared_prompt_s: Column
     tpot_s: Column
     ttft_s: Column
     input_share: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Outputs of `osl` tokens, of which the shortest lack `length_spread` of the longest. `first_wave_share` of the requests
+    start at once, the others when one ends; `admission_passes` lie between two admissions of requests."""
+
+    osl: Column
+    length_spread: Column
+    first_wave_share: Column = 0.1
+    admission_passes: Column = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +73,7 @@ class PassPricer:
     work: TableWork
     rates: ServingRates
     fuses_chunks: Column
+    polls: bool = False
     pass_factor: Column = 1.0
     first_token_factor: Column = 1.0
     acceptance: float | None = None
@@ -96,49 +110,111 @@ class PassPricer:
         per_pass = constants.pass_host_s * self.work.tokens_per_sequence
         return per_pass + constants.sequence_host_s * running * self.work.attention_dp
 
-    def chunk_terms(self, running: Column) -> dict[str, Column]:
-        """Return the device's seconds by term of a pass with a chunk of an input beside `running` decoding sequences."""
-        work = self.work.work(running / self.work.pp, self.rates.routing, has_prompt=True)
+    def chunk_terms(self, running: Column, inputs: Column = 1.0) -> dict[str, Column]:
+        """Return the device's seconds by term of a pass with chunks of `inputs` beside `running` decoding sequences."""
+        work = self.work.work(running / self.work.pp, self.rates.routing, prompts=inputs)
         return price_pass(work, self.rates, has_prompt=True)
 
-    def prompt_seconds(self, running: Column, pass_s: Column) -> tuple[Column, Column]:
-        """Return the seconds of an input's chunks by themselves, and what they add to passes that they share with decoding.
+    def input_pass_seconds(self, running: Column, inputs: Column = 1.0) -> Column:
+        """Return the seconds of a pass with chunks of inputs; it is not captured as a graph: the host launches each kernel."""
+        eager = self.rates.num_launches(self.work.kernels) * self.constants.eager_launch_s
+        return slower_of(device_seconds(self.chunk_terms(running, inputs)), eager) * self.pass_factor
 
-        A pass with a chunk is not captured as a graph: the host launches each of its kernels.
+    def mixed_pass_seconds(self, running: Column, inputs: Column) -> Column:
+        """Return the seconds of a pass with inputs as the engine schedules them, with the host's: beside `running` sequences that
+        decode, or by themselves."""
+        beside = running * self.fuses_chunks
+        return self.input_pass_seconds(beside, inputs) + self.host_seconds(beside) * self.pass_factor
+
+    def first_wave_seconds(self, running: Column) -> Column:
+        """Return the mean seconds of inputs until their first token where all come at once, by as many as a pass takes."""
+        together = np.minimum(running, self.inputs_per_pass)
+        passes = (running / together + 1.0) / 2.0 * self.work.num_chunks
+        return self.constants.prompt_factor * passes * self.mixed_pass_seconds(running, together)
+
+    def later_wave_seconds(self, running: Column, pass_s: Column, input_pass_s: Column, arrivals: Arrivals) -> Column:
+        """Return the mean seconds of inputs that come when others end: the rest of a pass, the passes until they are admitted,
+        those that have the inputs of others, and their own."""
+        constants = self.constants
+        met = arrivals.meeting(running - 1.0)
+        together = np.minimum(met, self.inputs_per_pass)
+        rate = running * arrivals.crowding / arrivals.life_passes
+        load = self.fuses_chunks * np.minimum(rate / together * self.work.num_chunks, 1.0)
+        queue = queued_passes(load, arrivals.randomness, running / self.inputs_per_pass)
+        wait_s = constants.wait_passes * (load * input_pass_s + (1.0 - load) * pass_s)
+        passes = self.work.num_chunks * ((met / together + 1.0) / 2.0 + queue)
+        return wait_s + arrivals.admission_wait(met) * pass_s + constants.prompt_factor * passes * input_pass_s
+
+    @property
+    def inputs_per_pass(self) -> Column:
+        """Inputs that one pass takes at most."""
+        return np.maximum(self.work.batched_tokens / self.work.chunk_tokens, 1.0)
+
+    def arrivals(self, running: Column, pass_s: Column, requests: Requests) -> Arrivals:
+        """Return when requests of an instance start.
+
+        Decoding goes on beside chunks where they share passes, so that what starts later also ends later: inputs of a wave take
+        turns in the server and in passes. Where inputs go first, all of a wave decode together.
         """
-        eager = self.work.num_layers * self.constants.eager_layer_s
-        alone_s = self.work.num_chunks * slower_of(device_seconds(self.chunk_terms(0.0)), eager) * self.pass_factor
-        shared_s = slower_of(device_seconds(self.chunk_terms(running)), eager) + self.host_seconds(running)
-        added_s = self.work.num_chunks * np.maximum(shared_s * self.pass_factor - pass_s, SHORTEST_S)
-        return alone_s, np.where(self.fuses_chunks, added_s, alone_s)
+        passes = requests.osl / self.tokens_per_pass
+        in_passes = running * self.work.num_chunks / self.inputs_per_pass
+        in_server = running * self.work.attention_dp * self.constants.server_turn_s / pass_s
+        stagger = self.fuses_chunks * np.minimum(np.maximum(in_passes, in_server) / passes, 1.0)
+        crowding, randomness = wave_crowding(requests.length_spread, stagger)
+        return Arrivals(
+            life_passes=passes,
+            crowding=crowding,
+            randomness=randomness,
+            admission_passes=requests.admission_passes,
+            polls=self.polls,
+        )
 
 
-def solve_steady_state(pricer: PassPricer, present: Column, largest_batch: Column, osl: Column) -> SteadyState:
+def solve_steady_state(pricer: PassPricer, present: Column, largest_batch: Column, requests: Requests) -> SteadyState:
     """Return the steady state of `present` requests in each copy of attention, of which memory holds `largest_batch`."""
-    constants = pricer.constants
-    largest = np.maximum(largest_batch * constants.capacity_margin, 1.0)
+    osl = requests.osl
+    largest = np.maximum(largest_batch * pricer.constants.capacity_margin, 1.0)
     running = np.minimum(np.maximum(present, 1.0), largest)
     pass_s = pricer.decode_seconds(running)
-    prompt_s, shared_s = pricer.prompt_seconds(running, pass_s)
-    other_requests = np.maximum(running - 1.0, 0.0)
-    inputs_s = other_requests / osl * shared_s
+    arrivals = pricer.arrivals(running, pass_s, requests)
+    met = arrivals.meeting(running - 1.0)
+    together = np.minimum(met, pricer.inputs_per_pass)
+    input_pass_s = pricer.mixed_pass_seconds(running, together)
+    added_s = np.maximum(input_pass_s - pass_s * pricer.fuses_chunks, SHORTEST_S)
+    shared_s = added_s / together * pricer.work.num_chunks
+    share = requests.first_wave_share
+    # Inputs that were computed before a request's own are in its first token, and not between its tokens.
+    before = share * (running - 1.0) / 2.0 + (1.0 - share) * (met - 1.0) / 2.0
+    inputs_s = (running - 1.0 - before) / osl * shared_s
     tpot_s = pass_s / pricer.tokens_per_pass + inputs_s
-    first_token_s = first_token_seconds(pricer, running, pass_s, prompt_s)
-    queue_s = prompt_s * constants.prompt_factor * constants.queue_factor * other_requests**constants.queue_exponent
-    ttft_s = (first_token_s + queue_s) * pricer.first_token_factor
+    first_wave_s = pricer.first_wave_seconds(running)
+    later_s = pricer.later_wave_seconds(running, pass_s, input_pass_s, arrivals)
+    ttft_s = server_seconds(pricer, running) + share * first_wave_s + (1.0 - share) * later_s
     overfull = np.clip((present / largest - 1.0) * OVERFULL_SHARPNESS, -30.0, 30.0)
     waiting = np.maximum(np.log1p(np.exp(overfull)) / OVERFULL_SHARPNESS - 0.02, 0.0)
     return SteadyState(
-        running=running, waiting=waiting, pass_s=pass_s, prompt_s=prompt_s, shared_prompt_s=shared_s, tpot_s=tpot_s,
-        ttft_s=ttft_s + waiting * osl * tpot_s, input_share=inputs_s / tpot_s,
+        running=running, waiting=waiting, pass_s=pass_s, shared_prompt_s=shared_s, tpot_s=tpot_s,
+        ttft_s=ttft_s * pricer.first_token_factor + waiting * osl * tpot_s, input_share=inputs_s / tpot_s,
     )  # fmt: skip
 
 
-def first_token_seconds(pricer: PassPricer, running: Column, pass_s: Column, prompt_s: Column) -> Column:
-    """Return the seconds to a first token where no other input waits: the server, passes until it is scheduled, its chunks."""
+def server_seconds(pricer: PassPricer, running: Column) -> Column:
+    """Return the seconds of the server before an engine has a request: of its own, and for each of those that run."""
     constants = pricer.constants
-    server_s = constants.request_s + constants.request_host_s * running * pricer.work.attention_dp
-    return server_s + constants.wait_passes * pass_s + prompt_s * constants.prompt_factor
+    return constants.request_s + constants.request_host_s * running * pricer.work.attention_dp
+
+
+def random_first_token_seconds(pricer: PassPricer, state: SteadyState, rate_per_s: Column) -> Column:
+    """Return the seconds to first tokens of requests that come at random at a rate to each copy of attention."""
+    constants = pricer.constants
+    prompt_s = prompt_seconds(pricer) * constants.prompt_factor
+    first_token_s = server_seconds(pricer, state.running) + constants.wait_passes * state.pass_s + prompt_s
+    return (first_token_s + queueing_seconds(rate_per_s, prompt_s)) * pricer.first_token_factor
+
+
+def prompt_seconds(pricer: PassPricer) -> Column:
+    """Return the seconds of an input's chunks by themselves."""
+    return pricer.work.num_chunks * pricer.input_pass_seconds(0.0)
 
 
 def queueing_seconds(rate_per_s: Column, service_s: Column) -> Column:

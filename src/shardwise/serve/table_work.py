@@ -92,8 +92,8 @@ class TableWork:
 
     `per_token` and `per_logit` run once over the tokens of a pass of one copy of attention and over the tokens whose logits are
     wanted, `per_sequence` for each decoding sequence, `per_chunk` for a chunk of `chunk_tokens`, of which an input has
-    `num_chunks`. Collectives are per token, per logit, per decoding sequence or per chunk. `cache_devices` share the sequences of
-    a copy of attention. `chosen_share` of the experts is taken by a token.
+    `num_chunks`; a pass has `batched_tokens` at most. Collectives are per token, per logit, per decoding sequence or per chunk.
+    `cache_devices` share the sequences of a copy of attention. `chosen_share` of the experts is taken by a token.
     """
 
     per_token: KernelSums
@@ -111,6 +111,7 @@ class TableWork:
     splits_experts: Column
     chunk_tokens: Column
     num_chunks: Column
+    batched_tokens: Column
     num_layers: Column
     tokens_per_sequence: Column
     cp: Column
@@ -142,17 +143,19 @@ class TableWork:
         kernels = {name: column[rows] for name, column in self.kernels.items()}
         return TableWork(**sums, **columns, **collectives, kernels=kernels)
 
-    def work(self, sequences: Column, routing: Routing, *, has_prompt: bool = False) -> PassWork:
-        """Return the work of a pass of each row: `sequences` that decode in each copy of attention, and a chunk of an input.
+    def work(self, sequences: Column, routing: Routing, *, prompts: Column | None = None) -> PassWork:
+        """Return the work of a pass of each row: `sequences` that decode in each copy of attention, and chunks of `prompts`
+        inputs (None: a decode pass).
 
         Experts that no token takes are not read: of E with k for each token, n tokens take E (1 - (1 - k/E)^n) at uniform
         routing.
         """
         decoding = sequences * self.tokens_per_sequence
+        chunks: Column = 0.0 if prompts is None else prompts
         # Of fewer sequences than devices that share them, some devices have one and the others none.
         placed = np.where(sequences > 0, np.maximum(sequences, self.cache_devices), 0.0)
-        tokens = (decoding + (self.chunk_tokens if has_prompt else 0.0)) / self.cp
-        logits = np.maximum(decoding, 1.0) if has_prompt else decoding
+        tokens = (decoding + self.chunk_tokens * chunks) / self.cp
+        logits = decoding + chunks
         all_tokens = tokens * self.attention_dp
         products = {group: part.scaled(1.0, tokens) for group, part in self.per_token.products.items()}
         if EXPERTS in products:
@@ -160,26 +163,25 @@ class TableWork:
             imbalance = np.where(self.splits_experts, routing.imbalance, 1.0)
             products[EXPERTS] = self.per_token.products[EXPERTS].scaled(share, tokens * imbalance)
         parts = [(self.per_logit, logits, 1.0), (self.per_sequence, placed, np.minimum(sequences, 1.0))]
-        parts += [(self.per_chunk, 1.0, 1.0)] if has_prompt else []
+        parts += [(self.per_chunk, chunks, 1.0)] if prompts is not None else []
         for sums, rows, reads in parts:
             for group, part in sums.products.items():
                 products[group] = products.get(group, NO_PRODUCTS) + part.scaled(reads, rows)
-        chunk = self.per_chunk if has_prompt else None
+        sequence, chunk = self.per_sequence, self.per_chunk
         return PassWork(
             products=products,
-            cache_elements=self.per_sequence.cache_elements * placed + (chunk.cache_elements if chunk else 0.0),
-            decode_flops=self.per_sequence.flops * placed,
-            prompt_flops=chunk.flops if chunk else 0.0,
-            state_elements=self.per_sequence.state_elements * placed + (chunk.state_elements if chunk else 0.0),
+            cache_elements=sequence.cache_elements * placed + chunk.cache_elements * chunks,
+            decode_flops=sequence.flops * placed, prompt_flops=chunk.flops * chunks,
+            state_elements=sequence.state_elements * placed + chunk.state_elements * chunks,
             activation_elements=self.per_token.activation_elements * tokens
-            + self.per_sequence.activation_elements * placed
-            + (chunk.activation_elements if chunk else 0.0),
+            + sequence.activation_elements * placed
+            + chunk.activation_elements * chunks,
             kernels=self.kernels,
             collectives=tuple(
                 replace(collective, elements=collective.elements * rows)
                 for collectives, rows in (
                     (self.token_collectives, tokens), (self.logit_collectives, logits), (self.sequence_collectives, placed),
-                    (self.chunk_collectives if has_prompt else (), 1.0),
+                    (self.chunk_collectives if prompts is not None else (), chunks),
                 )
                 for collective in collectives
             ),
@@ -189,8 +191,8 @@ class TableWork:
 SUMS = ("per_token", "per_logit", "per_sequence", "per_chunk")
 COLLECTIVES = ("token_collectives", "logit_collectives", "sequence_collectives", "chunk_collectives")
 COLUMNS = (
-    "cache_devices", "chosen_share", "attention_dp", "splits_experts", "chunk_tokens", "num_chunks", "num_layers",
-    "tokens_per_sequence", "cp", "pp",
+    "cache_devices", "chosen_share", "attention_dp", "splits_experts", "chunk_tokens", "num_chunks", "batched_tokens",
+    "num_layers", "tokens_per_sequence", "cp", "pp",
 )  # fmt: skip
 FORM_COLUMNS = ("dispatch", "cache_split")
 LAYOUT_COLUMNS = (  # columns that the work of a pass depends on
@@ -310,7 +312,8 @@ class _LayoutWork:
                 arch.experts_per_token / (arch.num_experts + self.table.redundant_experts) if arch.num_experts else 0.0
             ),
             attention_dp=self.copies + zeros, splits_experts=self.table.ep > 1, chunk_tokens=self.chunk + zeros,
-            num_chunks=self.num_chunks + zeros, num_layers=arch.num_layers + zeros,
+            num_chunks=self.num_chunks + zeros, batched_tokens=self.table.max_batched_tokens + zeros,
+            num_layers=arch.num_layers + zeros,
             tokens_per_sequence=self.lengths.tokens_per_sequence + zeros, cp=self.table.cp + zeros, pp=self.table.pp + zeros,
         )  # fmt: skip
 

@@ -16,7 +16,9 @@ class Workload:
 
     Either `concurrency` requests are in the system at any time, each followed by the next, or requests arrive at `rate_per_s`
     on average and at random (a Poisson process). Both are of the whole cluster, over all replicas. `cached_tokens` of each
-    input are in the cache already (a shared prefix).
+    input are in the cache already (a shared prefix). The shortest outputs lack `length_spread` of the longest: 0 where all are
+    alike, so that requests at a concurrency stay together; 0.2 as benchmarks draw them (InferenceX). A run at a concurrency has
+    `waves` requests for each that is in the system, of which the first start at once.
 
     Raises `InputError` with every value that no workload has.
 
@@ -29,6 +31,8 @@ class Workload:
     concurrency: float | None = None
     rate_per_s: float | None = None
     cached_tokens: int = 0
+    length_spread: float = 0.2
+    waves: float = 10.0
 
     def __post_init__(self) -> None:
         problems = [
@@ -51,6 +55,10 @@ class Workload:
                 f"workload: cached_tokens is {self.cached_tokens!r}; 0 to isl - 1 = {self.isl - 1} is required: the last "
                 "input token is computed, since it gives the first output token"
             )
+        if not 0 <= self.length_spread <= 1:
+            problems.append(f"workload: length_spread is {self.length_spread!r}; 0 to 1 is required")
+        if not (math.isfinite(self.waves) and self.waves >= 1):
+            problems.append(f"workload: waves is {self.waves!r}; a number of at least 1 is required")
         raise_problems(problems)
 
     @property

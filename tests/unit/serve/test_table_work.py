@@ -54,7 +54,7 @@ def test_latent_attention_and_experts():
 
 
 def test_prompts_are_quadratic_and_causal():
-    work = TableWork.of(sw.load_model("llama-3.1-8b"), table_of("tp=1"), LENGTHS).work(0.0, UNIFORM, has_prompt=True)
+    work = TableWork.of(sw.load_model("llama-3.1-8b"), table_of("tp=1"), LENGTHS).work(0.0, UNIFORM, prompts=1.0)
     assert work.prompt_flops == pytest.approx(32 * 4 * 32 * 128 * PROMPT * (PROMPT + 1) / 2, rel=1e-12)
     assert work.products["mlp"].flops == pytest.approx(32 * 2 * 3 * 4096 * 14336 * PROMPT, rel=1e-12)
     assert work.products["vocabulary"].flops == pytest.approx(2 * 4096 * 128256, rel=1e-12)  # of the last token alone

@@ -16,7 +16,7 @@ from shardwise.serve.engines import ServingEngine, get_serving_engine
 from shardwise.serve.kernel_seconds import GroupRates, ServingRates
 from shardwise.serve.memory import MemoryParts, cache_bytes, size_parts
 from shardwise.serve.serving_constants import ServingConstants
-from shardwise.serve.steady_state import PassPricer, SteadyState, solve_steady_state
+from shardwise.serve.steady_state import PassPricer, Requests, SteadyState, solve_steady_state
 from shardwise.serve.table_work import PassLengths, TableWork, join_columns, join_work
 
 Array = NDArray[np.float64]
@@ -32,16 +32,16 @@ class RowStack:
     rates: ServingRates
     memory: MemoryParts
     present: Array
-    osl: Array
+    requests: Requests
 
     def solve(self, constants: ServingConstants, pass_factor: Any = 1.0, first_token_factor: Any = 1.0) -> SteadyState:
         """Return the steady state of each row under an engine's constants."""
         cache = cache_bytes(self.engine.memory_rule, constants.memory_fraction, self.memory)
         pricer = PassPricer(
-            work=self.work, rates=replace(self.rates, constants=constants), fuses_chunks=self.engine.fuses_chunks,
+            work=self.work, rates=replace(self.rates, constants=constants), fuses_chunks=self.engine.fuses_chunks, polls=self.engine.polls_requests,
             pass_factor=pass_factor, first_token_factor=first_token_factor,
         )  # fmt: skip
-        return solve_steady_state(pricer, self.present, cache / self.memory.request_bytes, self.osl)
+        return solve_steady_state(pricer, self.present, cache / self.memory.request_bytes, self.requests)
 
 
 def stack_rows(rows: Sequence[ServingRow]) -> tuple[RowStack, ...]:
@@ -57,7 +57,8 @@ def _stack_engine(engine_name: str, positions: Sequence[int], rows: Sequence[Ser
     groups: dict[Any, list[int]] = defaultdict(list)
     for position in positions:
         row = rows[position]
-        groups[row.model, row.chip, row.formats, row.mean_isl, row.mean_osl, row.mtp_tokens].append(position)
+        key = row.model, row.chip, row.formats, row.mean_isl, row.mean_osl, row.mtp_tokens, row.max_batched_tokens
+        groups[key].append(position)
     parts = [_price_alike([rows[position] for position in members], engine) for members in groups.values()]
     index = np.concatenate([np.array(members, dtype=np.int64) for members in groups.values()])
     ordered = [rows[position] for position in index]
@@ -67,7 +68,11 @@ def _stack_engine(engine_name: str, positions: Sequence[int], rows: Sequence[Ser
         rates=_join_rates([(rates, len(work.pp)) for work, rates, _ in parts]),
         memory=_join_memory([memory for _, _, memory in parts]),
         present=np.array([row.concurrency for row in ordered]) / copies,
-        osl=np.array([row.mean_osl for row in ordered], dtype=np.float64),
+        requests=Requests(
+            osl=np.array([row.mean_osl for row in ordered], dtype=np.float64),
+            length_spread=np.array([row.length_spread for row in ordered]),
+            admission_passes=np.array([row.admission_passes for row in ordered], dtype=np.float64),
+        ),
     )  # fmt: skip
 
 

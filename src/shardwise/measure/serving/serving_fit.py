@@ -26,19 +26,21 @@ from shardwise.serve.serving_constants import CONSTANT_NAMES, ENGINE_CONSTANTS, 
 Array = NDArray[np.float64]
 Key = tuple[str, str | None]  # a constant, and the engine that it is of
 
-SIGMA_TPOT, SIGMA_TTFT = 0.24, 0.6  # deviations of single rows
+SIGMA_TPOT, SIGMA_TTFT = 0.24, 0.3  # deviations of single rows
 HUBER = 1.0
-OFFSET_WEIGHT_TPOT, OFFSET_WEIGHT_TTFT = 0.3, 0.5  # of a release's factor in the loss
+OFFSET_WEIGHT_TPOT, OFFSET_WEIGHT_TTFT = 0.3, 1.0  # of a release's factor in the loss
 OFFSET_ROWS = 10.0  # rows of one release are alike: more than these say nothing new of its factor
-OFFSET_SPREADS_TPOT, OFFSET_SPREADS_TTFT = (0.10, 0.08), (0.25, 0.25)  # of releases, of a chip and format of one
+OFFSET_SPREADS_TPOT, OFFSET_SPREADS_TTFT = (0.10, 0.08), (0.05, 0.05)  # of releases, of a chip and format of one
 ROW_SPREAD_TPOT, ROW_SPREAD_TTFT = 0.12, 0.4
 LARGEST_RESIDUAL_TPOT, LARGEST_RESIDUAL_TTFT = 0.6, 1.5  # that factors are taken from
 FULL_SHARE = 0.9  # of memory: first tokens of rows beyond wait for it, and say nothing of a release
 STEP = 1e-3
 FOLDS = ("family", "chip", "engine", "source")
 FIRST_TOKEN_CONSTANTS = (
-    "request_s", "wait_passes", "prompt_factor", "queue_factor", "queue_exponent", "request_host_s",
+    "request_s", "wait_passes", "prompt_factor", "request_host_s", "server_turn_s",
 )  # fmt: skip
+# Fitted again to both latencies: how fast inputs are computed shows best in first tokens.
+INPUT_CONSTANTS = ("eager_launch_s", "prompt_share", "expert_prompt_share", "prompt_attention_share")
 PRIORS: Mapping[str, tuple[float, float]] = {  # value, and deviation of its logarithm
     "weight_share": (0.80, 0.10), "expert_share": (0.70, 0.40), "cache_share": (0.85, 0.20), "decode_share": (0.50, 0.30),
     "decode_attention_share": (0.50, 0.40), "prompt_share": (0.60, 0.30), "expert_prompt_share": (0.50, 0.40),
@@ -47,11 +49,19 @@ PRIORS: Mapping[str, tuple[float, float]] = {  # value, and deviation of its log
     "expert_imbalance": (1.1, 0.20), "indexer_kernels": (8.0, 0.30), "expert_kernels": (1.0, 0.30),
     "fp4_expert_kernels": (1.0, 0.30), "recurrence_kernels": (1.0, 0.30), "cast_kernels": (0.5, 0.70),
     "hopper_launch_factor": (1.0, 0.10), "reduce_hop_s": (3e-6, 0.50), "exchange_s": (1e-5, 0.70), "link_share": (0.50, 0.50),
-    "kernel_s": (3e-6, 0.70), "pass_host_s": (5e-4, 0.70), "sequence_host_s": (1e-5, 0.70), "eager_layer_s": (1e-4, 0.25),
-    "request_s": (0.04, 0.70), "wait_passes": (2.0, 0.70), "prompt_factor": (1.2, 0.30), "queue_factor": (0.3, 0.70),
-    "queue_exponent": (0.5, 0.30), "request_host_s": (1e-3, 0.70), "memory_fraction": (0.92, 0.04),
+    "kernel_s": (3e-6, 0.70), "pass_host_s": (5e-4, 0.70), "sequence_host_s": (1e-5, 0.70), "eager_launch_s": (4e-5, 0.10),
+    "request_s": (0.05, 0.12), "wait_passes": (1.5, 0.08), "prompt_factor": (1.1, 0.06),
+    "request_host_s": (5e-4, 0.15), "server_turn_s": (1.5e-2, 0.10), "memory_fraction": (0.92, 0.04),
     "capacity_margin": (1.1, 0.15), "acceptance": (0.70, 0.20),
 }  # fmt: skip
+# vLLM compiles passes with inputs and captures what is between attentions, so that it launches few pieces. Source: vLLM
+# documentation, torch.compile integration, piecewise CUDA graphs.
+ENGINE_PRIORS: Mapping[Key, tuple[float, float]] = {("eager_launch_s", "vllm"): (6e-6, 0.10)}
+
+
+def prior(key: Key) -> tuple[float, float]:
+    """Return the prior of a constant, and the deviation of its logarithm."""
+    return ENGINE_PRIORS.get(key, PRIORS[key[0]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +170,7 @@ def fit_constants(
 ) -> FittedConstants:
     """Return the constants that the included rows lead to."""
     weights = table.weights * included
-    current = start or FittedConstants(values={key: PRIORS[key[0]][0] for key in constant_keys()})
+    current = start or FittedConstants(values={key: prior(key)[0] for key in constant_keys()})
 
     def tpot_residuals(constants: FittedConstants) -> Array:
         residuals = table.predict(constants).tpot
@@ -171,17 +181,19 @@ def fit_constants(
     def ttft_residuals(constants: FittedConstants) -> Array:
         predictions = table.predict(constants)
         roomy_weights = weights * (predictions.fill < 1.0 / FULL_SHARE)
-        offsets = release_offsets(predictions.ttft, table, roomy_weights, TTFT_OFFSETS) * (
-            predictions.fill < 1.0 / FULL_SHARE
-        )
+        offsets = release_offsets(predictions.ttft, table, roomy_weights, TTFT_OFFSETS)
         parts = ((predictions.ttft + offsets)[included], OFFSET_WEIGHT_TTFT * offsets[included])
-        return np.concatenate([part * weights[included] / SIGMA_TTFT for part in parts])
+        return np.concatenate([part * roomy_weights[included] / SIGMA_TTFT for part in parts])
 
     keys = constant_keys()
     first = [key for key in keys if key[0] not in FIRST_TOKEN_CONSTANTS]
-    second = [key for key in keys if key[0] in FIRST_TOKEN_CONSTANTS]
+    second = [key for key in keys if key[0] in (*FIRST_TOKEN_CONSTANTS, *INPUT_CONSTANTS)]
     steps = 12 if start is None else 4
-    return _minimise(_minimise(current, first, tpot_residuals, steps), second, ttft_residuals, steps)
+
+    def residuals_of_both(constants: FittedConstants) -> Array:
+        return np.concatenate([tpot_residuals(constants), ttft_residuals(constants)])
+
+    return _minimise(_minimise(current, first, tpot_residuals, steps), second, residuals_of_both, steps)
 
 
 def constant_keys() -> tuple[Key, ...]:
@@ -193,8 +205,8 @@ def constant_keys() -> tuple[Key, ...]:
 
 def _minimise(start: FittedConstants, keys: Sequence[Key], residuals: Any, max_steps: int) -> FittedConstants:
     """Return the constants at the least Huber loss of residuals and priors: damped Gauss-Newton with finite differences."""
-    prior = np.array([np.log(PRIORS[name][0]) for name, _ in keys])
-    width = np.array([PRIORS[name][1] for name, _ in keys])
+    center = np.array([np.log(prior(key)[0]) for key in keys])
+    width = np.array([prior(key)[1] for key in keys])
     point = np.array([np.log(start.values[key]) for key in keys])
 
     def constants_at(logs: Array) -> FittedConstants:
@@ -203,7 +215,7 @@ def _minimise(start: FittedConstants, keys: Sequence[Key], residuals: Any, max_s
     def loss_of(values: Array, logs: Array) -> float:
         size = np.abs(values)
         robust = np.where(size < HUBER, 0.5 * size**2, HUBER * (size - 0.5 * HUBER))
-        return float(robust.sum() + 0.5 * (((logs - prior) / width) ** 2).sum())
+        return float(robust.sum() + 0.5 * (((logs - center) / width) ** 2).sum())
 
     values, damping = residuals(constants_at(point)), 1e-2
     loss = loss_of(values, point)
@@ -213,7 +225,7 @@ def _minimise(start: FittedConstants, keys: Sequence[Key], residuals: Any, max_s
         )
         robust = np.minimum(1.0, HUBER / np.maximum(np.abs(values), 1e-12))
         hessian = slopes.T @ (slopes * robust[:, None]) + np.diag(width**-2.0)
-        gradient = slopes.T @ (robust * values) + (point - prior) / width**2
+        gradient = slopes.T @ (robust * values) + (point - center) / width**2
         for _ in range(6):
             step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
             candidate = point - np.clip(step, -1.0, 1.0)

@@ -44,6 +44,8 @@ class ServingRow:
     osl: int
     length_share: float
     concurrency: float
+    admission_passes: int
+    max_batched_tokens: int | None
     ttft_s: float
     tpot_s: float
     source: str
@@ -57,6 +59,11 @@ class ServingRow:
     def mean_osl(self) -> int:
         """Mean tokens of an output."""
         return max(round(self.osl * self.length_share), 1)
+
+    @property
+    def length_spread(self) -> float:
+        """How much the shortest outputs lack of the longest: random lengths are uniform around their mean share."""
+        return 2.0 * (1.0 - self.length_share)
 
     @property
     def release_name(self) -> str:
@@ -75,8 +82,13 @@ class ServingRow:
         return ServingProblem(
             architecture=row_architecture(self.model), cluster=row_cluster(self.chip), engine=self.engine,
             formats=self.formats,
-            workload=Workload(isl=self.mean_isl, osl=self.mean_osl, concurrency=self.concurrency),
-            batch_limits=BatchLimits(mtp_tokens=self.mtp_tokens),
+            workload=Workload(
+                isl=self.mean_isl, osl=self.mean_osl, concurrency=self.concurrency, length_spread=self.length_spread
+            ),
+            batch_limits=BatchLimits(
+                mtp_tokens=self.mtp_tokens, admission_passes=self.admission_passes,
+                max_batched_tokens=self.max_batched_tokens,
+            ),
         )  # fmt: skip
 
 
@@ -139,6 +151,8 @@ def _parse_row(row: dict[str, str]) -> ServingRow:
             weights=row["weights"], attention=row["attention"] or None, experts=row["experts"] or None, cache=row["cache"]
         ),
         mtp_tokens=int(row["mtp_tokens"] or 0), isl=int(row["isl"]), osl=int(row["osl"]),
-        length_share=float(row["length_share"] or 1.0), concurrency=float(row["concurrency"]), ttft_s=float(row["ttft_s"]),
+        length_share=float(row["length_share"] or 1.0), concurrency=float(row["concurrency"]),
+        admission_passes=int(row["admission_passes"] or 1),
+        max_batched_tokens=int(row["max_batched_tokens"]) if row["max_batched_tokens"] else None, ttft_s=float(row["ttft_s"]),
         tpot_s=float(row["tpot_s"]), source=row["source"],
     )  # fmt: skip
