@@ -30,9 +30,9 @@ def table_of(layout: str) -> ConfigurationTable:
     return ConfigurationTable.of([ServingLayout.parse(layout)], [1.0], [8192])
 
 
-def work_of(model: str, layout: str, sequences: float = SEQS, *, has_prompt: bool = False) -> PassWork:
+def work_of(model: str, layout: str, sequences: float = SEQS, *, prompts: float | None = None) -> PassWork:
     work = TableWork.of(sw.load_model(model), table_of(layout), LENGTHS)
-    return work.work(sequences, Routing(), has_prompt=has_prompt)
+    return work.work(sequences, Routing(), prompts=prompts)
 
 
 def sent(work: PassWork) -> dict[tuple[str, int], tuple[float, float]]:
@@ -111,7 +111,7 @@ def test_one_sequence_is_not_shared() -> None:
     """Of one sequence, or a chunk of one, a device has the whole."""
     for_one, for_two = (work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", n) for n in (1.0, 2.0))
     assert for_one.cache_elements[0] == for_two.cache_elements[0]
-    chunk = work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", 0.0, has_prompt=True)
+    chunk = work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", 0.0, prompts=1.0)
     assert chunk.prompt_flops[0] == pytest.approx(80 * 4 * 64 / 8 * 128 * PROMPT * (PROMPT + 1) / 2, rel=1e-12)
 
 

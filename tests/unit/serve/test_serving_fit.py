@@ -16,17 +16,17 @@ from shardwise.measure.serving.serving_rows import published_serving_rows, read_
 from shardwise.measure.serving.serving_validation import validate_serving_rows
 from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.reports.serving_accuracy import serving_accuracy_report
-from shardwise.serve import BatchLimits, estimate_serving
+from shardwise.serve import estimate_serving
 from shardwise.serve.serving_constants import constants_file
 from shardwise.values import InputError, to_json
 
 ROOT = Path(__file__).parents[3]
 # Median, mean and 90th percentile of TPOT errors and median of TTFT errors: a tenth of a point above what is shipped.
 REACHED = {
-    "family": (0.113, 0.160, 0.318, 0.326),
-    "chip": (0.102, 0.154, 0.308, 0.311),
-    "engine": (0.101, 0.148, 0.288, 0.519),
-    "source": (0.096, 0.152, 0.295, 0.285),
+    "family": (0.096, 0.138, 0.275, 0.221),
+    "chip": (0.090, 0.132, 0.262, 0.221),
+    "engine": (0.088, 0.125, 0.255, 0.209),
+    "source": (0.078, 0.120, 0.231, 0.208),
 }
 
 
@@ -37,7 +37,7 @@ def test_stacked_rows_are_estimated_as_single_layouts():
         for position, tpot_s in zip(stack.index, state.tpot_s, strict=True):
             row = rows[position]
             fraction = stack.engine.constants.memory_fraction
-            limits = BatchLimits(memory_fraction=fraction, mtp_tokens=row.mtp_tokens)
+            limits = dataclasses.replace(row.problem.batch_limits, memory_fraction=fraction)
             problem = dataclasses.replace(row.problem, batch_limits=limits)
             estimate = estimate_serving(problem, row.layout)
             factor = stack.engine.release_factor(row.chip, row.expert_or_weight_format).pass_factor
@@ -72,8 +72,9 @@ def test_constants_and_folds_made_again():
     for fold in validation.folds:
         errors = fold.tpot.median, fold.tpot.mean, fold.tpot.percentile_90, fold.ttft.median
         assert np.all(np.array(errors) <= REACHED[fold.fold]), fold.fold
-    shares = [share for part in validation.coverage for share in (part.tpot, part.ttft)]
-    assert sum(0.86 <= share <= 0.94 for share in shares) >= len(shares) - 1
+    # Widths are from other families' errors, so that a family that is unlike them is covered less.
+    kinds = [part for part in validation.coverage if part.key == "kind"]
+    assert all(0.86 <= share <= 0.94 for part in kinds for share in (part.tpot, part.ttft))
     assert sum(choice.num_broken for choice in validation.choices) <= 0.1 * sum(
         c.num_groups for c in validation.choices
     )

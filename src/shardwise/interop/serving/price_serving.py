@@ -143,6 +143,8 @@ def _list_fields(reading: ReadServing) -> Iterator[ServingField]:
         "batch_limits.chunked_prefill": limits.chunked_prefill, "batch_limits.mtp_tokens": limits.mtp_tokens,
         "max_model_len": launch.max_model_len,
     }  # fmt: skip
+    if limits.admission_passes > 1:
+        values = {**values, "batch_limits.admission_passes": limits.admission_passes}
     for name, value in values.items():
         if name not in origins:  # a form that the engine has no option for
             continue

@@ -64,6 +64,7 @@ def _to_options(launch: ServingLaunch) -> Options:
         "max-running-requests": None if limits.max_num_seqs is None else limits.max_num_seqs * layout.attention_dp,
         "chunked-prefill-size": chunk if limits.chunked_prefill else NO_CHUNKS,
         "max-prefill-tokens": None if limits.chunked_prefill else limits.max_batched_tokens,
+        "scheduler-recv-interval": limits.admission_passes if limits.admission_passes > 1 else None,
     }  # fmt: skip
     options |= {name: value for name, value in numbers.items() if value is not None}
     if limits.mtp_tokens:
@@ -87,7 +88,7 @@ def _from_options(reader: EngineOptions, checkpoint_name: str) -> ServingLaunch:
         batch_limits=BatchLimits(
             max_num_seqs=None if seqs is None else max(seqs // layout.attention_dp, 1), max_batched_tokens=tokens,
             memory_fraction=reader.get_fraction("mem-fraction-static"), chunked_prefill=has_chunks,
-            mtp_tokens=_read_drafted_tokens(reader),
+            mtp_tokens=_read_drafted_tokens(reader), admission_passes=reader.get_count("scheduler-recv-interval") or 1,
         ),
         max_model_len=reader.get_count("context-length"),
     )  # fmt: skip
@@ -224,6 +225,7 @@ ENGINE = Engine(
         "batch_limits.memory_fraction": ("mem-fraction-static",),
         "batch_limits.chunked_prefill": ("chunked-prefill-size",),
         "batch_limits.mtp_tokens": ("speculative-algorithm", "speculative-num-steps"), "max_model_len": ("context-length",),
+        "batch_limits.admission_passes": ("scheduler-recv-interval",),
     },
     environment="SGLANG_", model_flags=("model-path",), read_pool=_read_pool, pool_option="disaggregation-mode",
 )  # fmt: skip

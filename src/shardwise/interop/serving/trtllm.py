@@ -39,6 +39,7 @@ def _to_options(launch: ServingLaunch) -> Options:
     numbers = {
         "max_batch_size": limits.max_num_seqs, "max_num_tokens": limits.max_batched_tokens,
         "max_seq_len": launch.max_model_len, MEMORY_FRACTION: limits.memory_fraction,
+        "batch_wait_timeout_iters": limits.admission_passes if limits.admission_passes > 1 else None,
     }  # fmt: skip
     options |= {name: value for name, value in numbers.items() if value is not None}
     if limits.chunked_prefill:
@@ -66,6 +67,7 @@ def _from_options(reader: EngineOptions, checkpoint_name: str) -> ServingLaunch:
             max_num_seqs=reader.get_count("max_batch_size"), max_batched_tokens=reader.get_count("max_num_tokens"),
             memory_fraction=next((fraction for fraction in fractions if fraction is not None), None),
             chunked_prefill=reader.get("enable_chunked_prefill", False) is True, mtp_tokens=_read_drafted_tokens(reader),
+            admission_passes=reader.get_degree("batch_wait_timeout_iters") if reader.get("batch_wait_timeout_iters") else 1,
         ),
         max_model_len=reader.get_count("max_seq_len"),
     )  # fmt: skip
@@ -169,7 +171,7 @@ ENGINE = Engine(
         "batch_limits.mtp_tokens": (
             "speculative_config.decoding_type", "speculative_config.num_nextn_predict_layers", "speculative_config.max_draft_len",
         ),
-        "max_model_len": ("max_seq_len",),
+        "max_model_len": ("max_seq_len",), "batch_limits.admission_passes": ("batch_wait_timeout_iters",),
     },
     file_counts_first=True, environment="TRTLLM_", model_flags=("model",),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ from shardwise.serve.serving_constants import CONSTANT_NAMES, ENGINE_CONSTANTS
 from shardwise.serve.steady_state import INTERVAL_DEVIATIONS
 
 Array = NDArray[np.float64]
-QUANTILE = 0.91  # of errors with a family left out that a 90% interval reaches: classes inside a cell differ
-POOLED_ROWS = 10.0  # a cell of an engine is drawn towards all cells by as many rows
+# Share of errors with a family left out that a 90% interval reaches: with widths from other families it then holds 90% of rows.
+QUANTILE = 0.94
+POOLED_ROWS = 20.0  # a cell of an engine is drawn towards that of all engines by as many rows
 HEADER = (
     "# Constants of serving engines, fitted to measure/serving/serving_rows.csv; measure.serving.fitted_constants makes this.",
     "# width: standard deviation of the logarithm of a constant over fits without a family, chip, engine or source of rows.",
@@ -84,27 +85,51 @@ def _spreads(
     table: RowTable, fold: FoldPredictions, fitted: FittedConstants, latency: str
 ) -> dict[str, dict[str, list[float]]]:
     """Return the deviations of each engine and kind of model by cell."""
-    residuals = np.abs(fold.tpot if latency == "tpot" else fold.ttft)
+    residuals = fold.tpot if latency == "tpot" else fold.ttft
+    deviations = cell_deviations(residuals, prediction_cells(table, fitted, latency))
+    return {
+        engine: {kind: [round(deviations(engine, kind, cell), 3) for cell in range(3)] for kind in ("dense", "experts")}
+        for engine in _engines(table)
+    }
+
+
+Cell = tuple[str, str, int]
+
+
+def cell_deviations(residuals: Array, cells: Sequence[Cell]) -> Callable[[str, str, int], float]:
+    """Return the deviation of the logarithms of rows by cell: what `QUANTILE` of the errors in the cell are within, drawn towards
+    those of the kind of model in all engines, and these towards all."""
+    sizes = np.log(np.maximum(np.abs(residuals), 1e-6))
+
+    def quantile(inside: Sequence[bool], wider: float) -> float:
+        values = sizes[np.array(inside, dtype=bool)]
+        share = len(values) / (len(values) + POOLED_ROWS)
+        return share * float(np.quantile(values, QUANTILE)) + (1.0 - share) * wider if len(values) else wider
+
+    everything = float(np.quantile(sizes, QUANTILE))
+
+    def deviation(engine: str, kind: str, cell: int) -> float:
+        of_kind = quantile([key[1:] == (kind, cell) for key in cells], everything)
+        return float(np.exp(quantile([key == (engine, kind, cell) for key in cells], of_kind))) / INTERVAL_DEVIATIONS
+
+    return deviation
+
+
+def nested_deviations(table: RowTable, fold: FoldPredictions, fitted: FittedConstants, latency: str) -> Array:
+    """Return the deviation of each row from the errors of the other groups that a fold leaves out: nothing of a row's own group
+    is in its interval."""
+    residuals = fold.tpot if latency == "tpot" else fold.ttft
     cells = prediction_cells(table, fitted, latency)
-    pooled = float(np.log(np.quantile(residuals, QUANTILE)))
-    spreads: dict[str, dict[str, list[float]]] = {}
-    for engine in _engines(table):
-        for kind in ("dense", "experts"):
-            deviations = []
-            for cell in range(3):
-                inside = residuals[[key == (engine, kind, cell) for key in cells]]
-                share = len(inside) / (len(inside) + POOLED_ROWS)
-                logarithm = (
-                    share * float(np.log(np.quantile(inside, QUANTILE))) + (1 - share) * pooled
-                    if len(inside)
-                    else pooled
-                )
-                deviations.append(round(float(np.exp(logarithm)) / INTERVAL_DEVIATIONS, 3))
-            spreads.setdefault(engine, {})[kind] = deviations
-    return spreads
+    deviations = np.zeros(len(cells))
+    for group in dict.fromkeys(fold.groups):
+        others = np.array([name != group for name in fold.groups])
+        deviation_of = cell_deviations(residuals[others], [cells[row] for row in np.flatnonzero(others)])
+        known = {cell: deviation_of(*cell) for cell in {cells[row] for row in np.flatnonzero(~others)}}
+        deviations[~others] = [known[cells[row]] for row in np.flatnonzero(~others)]
+    return deviations
 
 
-def prediction_cells(table: RowTable, fitted: FittedConstants, latency: str) -> list[tuple[str, str, int]]:
+def prediction_cells(table: RowTable, fitted: FittedConstants, latency: str) -> list[Cell]:
     """Return the cell of each row that its interval is of: engine, kind of model, and share of inputs or load."""
     if latency == "tpot":
         shares = np.zeros(len(table.rows))

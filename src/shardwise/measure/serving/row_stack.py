@@ -38,7 +38,8 @@ class RowStack:
         """Return the steady state of each row under an engine's constants."""
         cache = cache_bytes(self.engine.memory_rule, constants.memory_fraction, self.memory)
         pricer = PassPricer(
-            work=self.work, rates=replace(self.rates, constants=constants), fuses_chunks=self.engine.fuses_chunks, polls=self.engine.polls_requests,
+            work=self.work, rates=replace(self.rates, constants=constants), fuses_chunks=self.engine.fuses_chunks,
+            polls=self.engine.polls_requests,
             pass_factor=pass_factor, first_token_factor=first_token_factor,
         )  # fmt: skip
         return solve_steady_state(pricer, self.present, cache / self.memory.request_bytes, self.requests)

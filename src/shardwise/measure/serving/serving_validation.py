@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.measure.serving.fitted_constants import fit_everything, prediction_cells
+from shardwise.measure.serving.fitted_constants import fit_everything, nested_deviations
 from shardwise.measure.serving.serving_fit import FoldPredictions, RowTable
 from shardwise.measure.serving.serving_rows import ServingRow, published_serving_rows, row_architecture
-from shardwise.serve.serving_constants import constants_file
 from shardwise.serve.steady_state import INTERVAL_DEVIATIONS, latency_within
 from shardwise.values import Payload, Progress, ignore_progress
 
@@ -54,7 +53,8 @@ class ServingFold(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCoverage(Payload):
-    """Share of a class of rows, `key` = `value`, that lies in its 90% intervals where its model's family is left out."""
+    """Share of a class of rows, `key` = `value`, that lies in its 90% intervals where its model's family is left out, of the fit
+    and of the errors that the intervals' widths are from."""
 
     key: str
     value: str
@@ -106,7 +106,7 @@ def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValida
         )  # fmt: skip
         known_tpot[stack.index], known_ttft[stack.index] = state.tpot_s, state.ttft_s
     family = folds["family"]
-    spreads = row_spreads(table, prediction_cells(table, fitted, "tpot"), prediction_cells(table, fitted, "ttft"))
+    spreads = nested_deviations(table, family, fitted, "tpot"), nested_deviations(table, family, fitted, "ttft")
     return ServingValidation(
         num_rows=len(table.rows),
         fitted=ServingFold(
@@ -120,19 +120,6 @@ def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValida
         coverage=_coverage(table, family, spreads),
         choices=[_choose(table, family, spreads[0], limit_s) for limit_s in TPOT_LIMITS_S],
     )  # fmt: skip
-
-
-Cells = Sequence[tuple[str, str, int]]
-
-
-def row_spreads(table: RowTable, tpot_cells: Cells, ttft_cells: Cells) -> tuple[Array, Array]:
-    """Return the deviations of the logarithms of each row's latencies."""
-    spreads = constants_file()["spreads"]
-    tpot, ttft = (
-        np.array([spreads[name][engine][kind][cell] for engine, kind, cell in cells])
-        for name, cells in (("tpot", tpot_cells), ("ttft", ttft_cells))
-    )
-    return tpot, ttft
 
 
 def row_class(row: ServingRow, key: str) -> str:
