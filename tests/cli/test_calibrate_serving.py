@@ -62,7 +62,9 @@ def test_results_calibrate_what_is_estimated_and_planned(capsys: pytest.CaptureF
     )
     code, text, _ = run(capsys, *estimate, "--memory-fraction", "0.92")
     payload = json.loads(text)
-    assert payload["tpot_s"]["value"] == pytest.approx(plain.tpot_s.value * factor, rel=1e-6)
+    # Slower passes are fewer while a wave's requests take their turns in the server, so that a token's time is not quite in
+    # proportion to a pass's.
+    assert payload["tpot_s"]["value"] == pytest.approx(plain.tpot_s.value * factor, rel=1e-3)
     assert "calibrated with 3 results" in payload["notes"][0]
     plans = [
         sw.serve_plan("llama-3.1-8b", "h100:2", isl=1000, osl=200, tpot="12ms", calibration=path)

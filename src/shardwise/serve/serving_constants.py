@@ -42,8 +42,8 @@ class ServingConstants:
     First tokens: `request_s` before the engine sees a request, `wait_passes` times the pass that runs when it comes,
     `prompt_factor` times the chunks' seconds, its own and those of the inputs that it meets; `request_host_s` of the server for
     each running sequence, `server_turn_s` between two requests that come at once, and `input_token_host_s` for each token of
-    an input, which is text before. `memory_fraction`: the engine's share of memory as it was started in the published runs, `capacity_margin` on the requests that the cache holds. `acceptance` of one
-    drafted token.
+    an input, which is text before. `memory_fraction`: the engine's share of memory as it was started in the published runs,
+    `capacity_margin` on the requests that the cache holds. `acceptance` of one drafted token.
     """
 
     weight_share: float
