@@ -3,7 +3,7 @@
 At a fixed concurrency all requests start together, and the n-th request of a client starts when its predecessor ends. Ends
 spread by the lengths of outputs, more with each wave, and by the passes that the inputs of a wave took one after the other
 (`wave_crowding`). While a wave ends its inputs come by that much faster than at an even pace, so that an input meets others at
-the next pass, or at the next at which the engine admits requests (`meet_inputs`). Random arrivals come at an even pace.
+the next pass, or at the next at which the engine admits requests (`Arrivals.num_inputs`). Random arrivals come at an even pace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Arrivals:
     admission_passes: Column = 1.0
     polls: Column = False
 
-    def meeting(self, other_requests: Column) -> Column:
+    def num_inputs(self, other_requests: Column) -> Column:
         """Return how many inputs an admission has, an input among them."""
         meets: Column = 1.0 + other_requests * np.minimum(self.admission_passes * self.crowding / self.life_passes, 1.0)
         return meets
@@ -68,10 +68,10 @@ def wave_crowding(length_spread: Column, stagger: Column) -> tuple[Column, Colum
     return crowding / len(LATER_WAVES), randomness / len(LATER_WAVES)
 
 
-def queued_passes(load: Column, randomness: Column, most: Column) -> Column:
+def queued_passes(load: Column, randomness: Column, limit: Column) -> Column:
     """Return the passes with inputs that an input waits for beside those that it meets, at a share of passes that have inputs:
     as behind service of one length (M/D/1), by how much of the starts is at random (Kingman 1961), and not more than half of all
     requests' inputs."""
     busy = np.minimum(load, LARGEST_LOAD)
-    queued: Column = np.minimum(randomness * busy / (2.0 * (1.0 - busy)), most / 2.0)
+    queued: Column = np.minimum(randomness * busy / (2.0 * (1.0 - busy)), limit / 2.0)
     return queued

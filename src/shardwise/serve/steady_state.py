@@ -124,26 +124,26 @@ class PassPricer:
     def mixed_pass_seconds(self, running: Column, inputs: Column) -> Column:
         """Return the seconds of a pass with inputs as the engine schedules them, with the host's: beside `running` sequences that
         decode, or by themselves."""
-        beside = running * self.fuses_chunks
-        return self.input_pass_seconds(beside, inputs) + self.host_seconds(beside) * self.pass_factor
+        decoding = running * self.fuses_chunks
+        return self.input_pass_seconds(decoding, inputs) + self.host_seconds(decoding) * self.pass_factor
 
     def first_wave_seconds(self, running: Column) -> Column:
         """Return the mean seconds of inputs until their first token where all come at once, by as many as a pass takes."""
-        together = np.minimum(running, self.inputs_per_pass)
-        passes = (running / together + 1.0) / 2.0 * self.work.num_chunks
-        return self.constants.prompt_factor * passes * self.mixed_pass_seconds(running, together)
+        joined = np.minimum(running, self.inputs_per_pass)
+        passes = (running / joined + 1.0) / 2.0 * self.work.num_chunks
+        return self.constants.prompt_factor * passes * self.mixed_pass_seconds(running, joined)
 
     def later_wave_seconds(self, running: Column, pass_s: Column, input_pass_s: Column, arrivals: Arrivals) -> Column:
         """Return the mean seconds of inputs that come when others end: the rest of a pass, the passes until they are admitted,
         those that have the inputs of others, and their own."""
         constants = self.constants
-        met = arrivals.meeting(running - 1.0)
-        together = np.minimum(met, self.inputs_per_pass)
+        met = arrivals.num_inputs(running - 1.0)
+        joined = np.minimum(met, self.inputs_per_pass)
         rate = running * arrivals.crowding / arrivals.life_passes
-        load = self.fuses_chunks * np.minimum(rate / together * self.work.num_chunks, 1.0)
+        load = self.fuses_chunks * np.minimum(rate / joined * self.work.num_chunks, 1.0)
         queue = queued_passes(load, arrivals.randomness, running / self.inputs_per_pass)
         wait_s = constants.wait_passes * (load * input_pass_s + (1.0 - load) * pass_s)
-        passes = self.work.num_chunks * ((met / together + 1.0) / 2.0 + queue)
+        passes = self.work.num_chunks * ((met / joined + 1.0) / 2.0 + queue)
         return wait_s + arrivals.admission_wait(met) * pass_s + constants.prompt_factor * passes * input_pass_s
 
     @property
@@ -178,11 +178,11 @@ def solve_steady_state(pricer: PassPricer, present: Column, largest_batch: Colum
     running = np.minimum(np.maximum(present, 1.0), largest)
     pass_s = pricer.decode_seconds(running)
     arrivals = pricer.arrivals(running, pass_s, requests)
-    met = arrivals.meeting(running - 1.0)
-    together = np.minimum(met, pricer.inputs_per_pass)
-    input_pass_s = pricer.mixed_pass_seconds(running, together)
+    met = arrivals.num_inputs(running - 1.0)
+    joined = np.minimum(met, pricer.inputs_per_pass)
+    input_pass_s = pricer.mixed_pass_seconds(running, joined)
     added_s = np.maximum(input_pass_s - pass_s * pricer.fuses_chunks, SHORTEST_S)
-    shared_s = added_s / together * pricer.work.num_chunks
+    shared_s = added_s / joined * pricer.work.num_chunks
     share = requests.first_wave_share
     # Inputs that were computed before a request's own are in its first token, and not between its tokens.
     before = share * (running - 1.0) / 2.0 + (1.0 - share) * (met - 1.0) / 2.0

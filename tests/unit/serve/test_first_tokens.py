@@ -54,14 +54,14 @@ def test_alike_requests_stay_together_where_inputs_go_first():
     assert play(32, 4, 0.0, shares=False) == pytest.approx(INPUT_S * 33 / 2, rel=0.05)
     crowding, randomness = wave_crowding(np.array(0.0), 0.0)
     arrivals = Arrivals(life_passes=1000.0, crowding=crowding, randomness=randomness)
-    assert arrivals.meeting(31.0) == pytest.approx(32.0)
+    assert arrivals.num_inputs(31.0) == pytest.approx(32.0)
 
 
 def test_inputs_that_share_passes_take_turns():
     # With passes shared, a wave's inputs start one pass after the other, and so do their successors.
     assert play(32, 40, 0.0, shares=True) < 3 * INPUT_S
     crowding, randomness = wave_crowding(np.array(0.0), 32 / 1000)
-    assert Arrivals(life_passes=1000.0, crowding=crowding, randomness=randomness).meeting(31.0) < 2.0
+    assert Arrivals(life_passes=1000.0, crowding=crowding, randomness=randomness).num_inputs(31.0) < 2.0
     assert queued_passes(0.95, randomness, 32.0) == 0.0
 
 

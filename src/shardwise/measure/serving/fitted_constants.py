@@ -122,10 +122,10 @@ def nested_deviations(table: RowTable, fold: FoldPredictions, fitted: FittedCons
     cells = prediction_cells(table, fitted, latency)
     deviations = np.zeros(len(cells))
     for group in dict.fromkeys(fold.groups):
-        others = np.array([name != group for name in fold.groups])
-        deviation_of = cell_deviations(residuals[others], [cells[row] for row in np.flatnonzero(others)])
-        known = {cell: deviation_of(*cell) for cell in {cells[row] for row in np.flatnonzero(~others)}}
-        deviations[~others] = [known[cells[row]] for row in np.flatnonzero(~others)]
+        outside = np.array([name != group for name in fold.groups])
+        deviation_of = cell_deviations(residuals[outside], [cells[row] for row in np.flatnonzero(outside)])
+        by_cell = {cell: deviation_of(*cell) for cell in {cells[row] for row in np.flatnonzero(~outside)}}
+        deviations[~outside] = [by_cell[cells[row]] for row in np.flatnonzero(~outside)]
     return deviations
 
 

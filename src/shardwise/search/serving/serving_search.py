@@ -245,5 +245,5 @@ def _describe_missed_limits(candidates: _Candidates) -> str:
         f"a {name} of {format_seconds(limit)} (the best of any layout is {format_seconds(best)})"
         for (name, limit), best in (missed or best_of).items()
     ]
-    together = "" if missed or len(best_of) == 1 else " at once"
-    return f"serve: no layout on {candidates.question.cluster.name} meets {' and '.join(parts)}{together}"
+    at_once = "" if missed or len(best_of) == 1 else " at once"
+    return f"serve: no layout on {candidates.question.cluster.name} meets {' and '.join(parts)}{at_once}"
