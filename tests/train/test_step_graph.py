@@ -155,6 +155,26 @@ def test_two_steps_of_a_shape_are_issued_before_it_is_captured() -> None:
     assert graphed.obstacle is None
 
 
+class RefusedGraph:
+    """Graph whose capture fails halfway through the passes, as CUDA's does where the host waits."""
+
+    def capture(self, work: Callable[[], list[Tensor]]) -> list[Tensor]:
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    def replay(self) -> None:
+        raise AssertionError("nothing was captured")
+
+
+def test_a_capture_that_fails_leaves_steps_issued_as_usual() -> None:
+    graphed = GraphedPasses(make_graph=RefusedGraph)
+    losses, weights = train(graphed)
+    assert graphed.obstacle == "the capture failed: operation not permitted when stream is capturing"
+    expected, expected_weights = train(None)
+    assert losses == expected
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, expected_weights, strict=True))
+
+
 def test_another_shape_begins_anew_and_many_end_it() -> None:
     log, _ = run_shapes([2, 2, 2, 3, 3, 3])
     assert log == ["eager", "eager", "capture", "replay"] * 2

@@ -148,8 +148,12 @@ class GraphedPasses:
             self._num_eager += 1
             return passes(micro_batches)
         if self._graph is None:
-            with without_clock():
-                self._capture(passes, micro_batches)
+            try:
+                with without_clock():
+                    self._capture(passes, micro_batches)
+            except RuntimeError as error:  # CUDA's refusal of an operation in a capture; nothing of the step has run
+                self.obstacle = f"the capture failed: {str(error).splitlines()[0]}"
+                return passes(micro_batches)
         return self._replay(micro_batches)
 
     def _begin(self, shape: _StepShape) -> None:
