@@ -11,6 +11,7 @@ measured steps lie in the intervals that were predicted when the sweep ended? An
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--top", type=int, default=200, help="configurations")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--others", type=int, help="how many of the others are run, at random; all by default")
     arguments = parser.parse_args()
     folder = Path(arguments.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +74,9 @@ def main() -> int:
 
     grid = read_grid(grid_file)
     left = {name: item for name, item in list_candidates(grid).items() if not rows[name].attempts}
+    if arguments.others is not None:
+        chosen = random.Random(0).sample(sorted(left), min(arguments.others, len(left)))
+        left = {name: left[name] for name in chosen}
     with Ledger(folder / "rest.jsonl") as ledger, StopRequest() as stop:
         experiment = describe_experiment(grid)
         record_candidates(ledger, experiment, left)

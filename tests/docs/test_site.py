@@ -61,8 +61,7 @@ def test_pages_of_the_site_have_the_links_of_the_documents(tmp_path: Path) -> No
 def test_the_list_of_decisions_is_complete_and_each_has_a_status_and_a_date() -> None:
     folder = ROOT / "docs" / "decisions"
     files = sorted(folder.glob("[0-9]*.md"))
-    numbers = [file.name[:3] for file in files]
-    assert len(set(numbers)) == len(numbers)  # a number may be missing: it was kept for one that was not needed
+    assert [int(file.name[:3]) for file in files] == list(range(1, len(files) + 1))
     index = (folder / "README.md").read_text(encoding="utf-8")
     for file in files:
         title, _, status = file.read_text(encoding="utf-8").splitlines()[:3]

@@ -13,6 +13,7 @@ from shardwise.serve.serving_layout import FORMS, ServingLayout
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+MAX_CODE = 2**62  # combinations of values that one number can tell apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,27 @@ class ConfigurationTable:
     def take(self, rows: Integers | NDArray[np.bool_]) -> Self:
         """Return the table of some rows, by index or by mask."""
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def distinct(self, names: Sequence[str]) -> tuple[Integers, Integers]:
+        """Return the first row of each combination of some columns of numbers, and for each row the position of its combination.
+
+        >>> layouts = [ServingLayout.parse(text) for text in ("tp=4", "tp=8", "tp=4")]
+        >>> table = ConfigurationTable.of(layouts, concurrency=[8.0] * 3, max_batched_tokens=[8192] * 3)
+        >>> [rows.tolist() for rows in table.distinct(["tp", "pp"])]
+        [[0, 1], [0, 1, 0]]
+        """
+        # One number for each combination: sorting numbers costs a tenth of sorting rows.
+        code = np.zeros(len(self), dtype=np.int64)
+        size = 1
+        for column in (getattr(self, name) for name in names if len(self)):
+            low, width = int(column.min()), int(np.ptp(column)) + 1
+            if size * width > MAX_CODE:
+                values, code = np.unique(code, return_inverse=True)
+                size = len(values)
+            if width > 1:
+                code, size = code * width + (column - low), size * width
+        _, first, rows = np.unique(code, return_index=True, return_inverse=True)
+        return first, rows
 
     def layout_of(self, row: int) -> ServingLayout:
         """Return the layout of a row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -121,13 +121,26 @@ def interval(values: Column, spread: Column) -> tuple[Floats, Floats]:
     return np.asarray(values / factor), np.asarray(values * factor)
 
 
+BLOCK_ROWS = 1 << 14  # rows that are priced at once: their columns stay in the caches of a core
+
+
 def estimate_table(problem: ServingProblem, table: ConfigurationTable) -> TableEstimate:
     """Return the estimates of a table of configurations at their concurrencies; the workload's own is not read.
 
     Raises `InputError` for an unknown engine or release.
     """
     model = ServingModel.of(problem)
-    memory = model.memory(table)
+    blocks = [
+        np.arange(start, min(start + BLOCK_ROWS, len(table))) for start in range(0, max(len(table), 1), BLOCK_ROWS)
+    ]
+    parts = [_estimate_rows(model, table.take(rows) if len(blocks) > 1 else table) for rows in blocks]
+    return TableEstimate(
+        **{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(TableEstimate)}
+    )
+
+
+def _estimate_rows(model: ServingModel, table: ConfigurationTable) -> TableEstimate:
+    problem, memory = model.problem, model.memory(table)
     state = model.steady_state(model.pricer(table), table, memory)
     tpot_spread, ttft_spread = model.spreads(table, state)
     tpot_low, tpot_high = interval(state.tpot_s, tpot_spread)

@@ -18,15 +18,19 @@ from shardwise.step.inference_kernels import CacheTensor
 from shardwise.values import SymbolValues, Value, maximum
 
 PREDICT, CARRY = "predict", "carry"
+FORM_COLUMNS = ("dispatch", "cache_split", "ws")
+# Columns that say what rests on a device.
+RESTING_COLUMNS = ("tp", "attention_dp", "pp", "cp", "expert_tp", "redundant_experts", *FORM_COLUMNS)
 
 
 def split_by_form(table: ConfigurationTable) -> Iterator[tuple[PassForm, NDArray[np.int64]]]:
     """Yield the forms of a table's layouts, each with its rows."""
-    keys = np.stack([table.dispatch, table.cache_split, table.ws > 1])
-    forms, rows = np.unique(keys, axis=1, return_inverse=True)
-    for position in range(forms.shape[1]):
-        index = np.flatnonzero(np.ravel(rows) == position)
-        yield PassForm.of(table.layout_of(int(index[0]))), index
+    first, rows = table.distinct(FORM_COLUMNS)
+    positions: dict[PassForm, list[int]] = defaultdict(list)
+    for position, row in enumerate(first):
+        positions[PassForm.of(table.layout_of(int(row)))].append(position)
+    for form, members in positions.items():
+        yield form, np.flatnonzero(np.isin(rows, members))
 
 
 def table_degrees(architecture: Architecture, table: ConfigurationTable) -> dict[str, Value]:
@@ -59,20 +63,22 @@ def max_cache_devices(unit: PassUnit, degrees: SymbolValues) -> Value:
 def weight_elements(architecture: Architecture, table: ConfigurationTable) -> dict[str, Floats]:
     """Return the elements of weights that rest on a device by group, over all layers; modules of multi-token prediction are not
     loaded unless tokens are drafted."""
-    sums: dict[str, Floats] = defaultdict(lambda: np.zeros(len(table)))
-    for index, unit, values in _resting_units(architecture, table):
+    first, rows = table.distinct(RESTING_COLUMNS)
+    sums: dict[str, Floats] = defaultdict(lambda: np.zeros(len(first)))
+    for index, unit, values in _resting_units(architecture, table.take(first)):
         if unit.name in (PREDICT, CARRY):
             continue
         for group, elements in unit.weights.items():
             sums[group][index] += unit.count * elements.evaluate(values)
-    return dict(sums)
+    return {group: elements[rows] for group, elements in sums.items()}
 
 
 def request_elements(architecture: Architecture, table: ConfigurationTable, tokens: float) -> Floats:
     """Return the elements that a request of so many tokens keeps on a device: keys and values that windows reach, and states. Of
     devices that share sequences each has as many requests less."""
-    total = np.zeros(len(table))
-    for index, unit, values in _resting_units(architecture, table):
+    first, rows = table.distinct(RESTING_COLUMNS)
+    total = np.zeros(len(first))
+    for index, unit, values in _resting_units(architecture, table.take(first)):
         if unit.name == PREDICT:
             continue
         slots = tokens if unit.window is None else min(tokens, unit.window)
@@ -81,7 +87,7 @@ def request_elements(architecture: Architecture, table: ConfigurationTable, toke
             multiple = slots if tensor.grows else 2 if tensor.role is Role.RECURRENT_STATE else 1
             shared_by = cache_devices_of(tensor, values)
             total[index] += unit.count * multiple * tensor.slot_elements.evaluate(values) / shared_by
-    return total
+    return total[rows]
 
 
 def _resting_units(

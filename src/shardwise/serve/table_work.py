@@ -34,6 +34,7 @@ from shardwise.serve.pass_work import NO_PRODUCTS, Column, PassCollective, PassW
 from shardwise.serve.resting_elements import (
     CARRY,
     PREDICT,
+    RESTING_COLUMNS,
     max_cache_devices,
     split_by_form,
     table_degrees,
@@ -120,15 +121,14 @@ class TableWork:
     @classmethod
     def of(cls, architecture: Architecture, table: ConfigurationTable, lengths: PassLengths) -> TableWork:
         """Return the work of a table, derived once for each of its layouts."""
-        keys = np.stack([getattr(table, name) for name in LAYOUT_COLUMNS])
-        _, first, rows = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        first, rows = table.distinct(LAYOUT_COLUMNS)
         layouts = table.take(first)
         parts = [
             (index, _LayoutWork(architecture, layouts.take(index), lengths, form).result())
             for form, index in split_by_form(layouts)
         ]
         order = np.argsort(np.concatenate([index for index, _ in parts]))
-        return join_work([work for _, work in parts]).take(order[np.ravel(rows)])
+        return join_work([work for _, work in parts]).take(order[rows])
 
     def take(self, rows: Any) -> TableWork:
         """Return the work of some rows."""
@@ -194,10 +194,7 @@ COLUMNS = (
     "cache_devices", "chosen_share", "attention_dp", "splits_experts", "chunk_tokens", "num_chunks", "batched_tokens",
     "num_layers", "tokens_per_sequence", "cp", "pp",
 )  # fmt: skip
-FORM_COLUMNS = ("dispatch", "cache_split")
-LAYOUT_COLUMNS = (  # columns that the work of a pass depends on
-    "tp", "attention_dp", "pp", "cp", "expert_tp", "ws", "redundant_experts", "max_batched_tokens", *FORM_COLUMNS,
-)  # fmt: skip
+LAYOUT_COLUMNS = (*RESTING_COLUMNS, "max_batched_tokens")  # columns that the work of a pass depends on
 
 
 def join_work(parts: Sequence[TableWork]) -> TableWork:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from shardwise.serve import ConfigurationTable, ServingLayout
@@ -21,3 +23,11 @@ def test_a_mask_takes_rows_of_all_columns() -> None:
     table = ConfigurationTable.of(LAYOUTS, [1.0, 2.0, 3.0], [1024, 2048, 4096]).take(np.array([True, False, True]))
     assert (table.tp.tolist(), table.concurrency.tolist()) == ([8, 4], [1.0, 3.0])
     assert table.max_batched_tokens.tolist() == [1024, 4096]
+
+
+def test_combinations_beyond_one_number_are_told_apart() -> None:
+    table = ConfigurationTable.of(LAYOUTS[:1] * 4, [1.0] * 4, [1, 2**50, 1, 2**50])
+    first, rows = dataclasses.replace(table, tp=np.array([1, 1, 2**40, 1])).distinct(["max_batched_tokens", "tp"])
+    assert len(first) == 3
+    assert rows[1] == rows[3]
+    assert len(set(rows.tolist())) == 3
