@@ -50,7 +50,8 @@ def test_experts_of_plain_replicas_are_borrowed_from_them() -> None:
 def test_experts_that_differ_by_layer_and_none() -> None:
     by_layer = read(f"--num-experts {'64 ' * 10} 128 128").launch.model.layer_architectures.values()
     assert sorted({layer.num_experts for layer in by_layer}) == [0, 64, 128]
-    assert read("--num-experts 1").launch.model.num_experts == 0
+    dense = read("--num-experts 1 --normalization rmsnorm").launch.model
+    assert (dense.num_experts, dense.norm) == (0, "rms")
     with pytest.raises(
         InputError, match=r"num-experts: found '64 64 128'; one number, or 12 \(one for every 2 of 24 layers"
     ):

@@ -295,14 +295,6 @@ def test_models_of_the_same_sizes(name: str, model: str | None) -> None:
     assert (found.name if found else None) == model
 
 
-def test_forms_of_megatron_deepspeed() -> None:
-    sizes = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
-    flags = f"{sizes} --micro-batch-size 1 --global-batch-size 16 --bf16 --vocab-size 512"
-    script = f"deepspeed --num_gpus 8 pretrain_gpt.py {flags} --num-experts 1 --normalization rmsnorm --deepspeed"
-    model = parse_launch({"run.sh": script}, EIGHT, target="megatron").launch.model
-    assert (model.num_experts, model.norm) == (0, "rms")
-
-
 TRL = (
     "accelerate launch --config_file config.yaml trl/scripts/sft.py --model_name_or_path Qwen/Qwen2.5-7B "
     "--per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 2048 --gradient_checkpointing "

@@ -181,6 +181,8 @@ LATENT = {
 }
 OWN: dict[str, dict[str, Any]] = {  # what a family's config needs beside the sizes that all have
     "biogpt": {"max_position_embeddings": 512},
+    "ctrl": {"dff": 1024},
+    "mllama_text_model": {"cross_attention_layers": [1], "tie_word_embeddings": False},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128},

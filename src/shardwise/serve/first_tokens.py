@@ -54,7 +54,7 @@ def wave_crowding(length_spread: Column, stagger: Column) -> tuple[Column, Colum
     0 all start at once.
 
     >>> [round(float(value), 2) for value in wave_crowding(np.array(0.2), 0.0)]
-    [2.49, 1.0]
+    [2.51, 1.0]
     >>> [float(value) for value in wave_crowding(np.array(0.0), 1.0)]
     [1.0, 0.0]
     """

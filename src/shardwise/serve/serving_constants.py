@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
+from statistics import geometric_mean
 from typing import Any
-
-import numpy as np
 
 CONSTANTS_FILE = "serving_constants.toml"
 NEUTRAL = (
@@ -119,10 +118,7 @@ def load_constants(engine: str) -> ServingConstants:
         list(tables["engine_constants"].values()) if engine == NEUTRAL else [tables["engine_constants"][engine]]
     )
     shared = {name: tables["constants"][name]["value"] for name in CONSTANT_NAMES if name not in ENGINE_CONSTANTS}
-    of_engine = {
-        name: float(np.exp(np.mean([np.log(table[name]["value"]) for table in of_engines])))
-        for name in ENGINE_CONSTANTS
-    }
+    of_engine = {name: geometric_mean(table[name]["value"] for table in of_engines) for name in ENGINE_CONSTANTS}
     return ServingConstants(**shared, **of_engine)
 
 

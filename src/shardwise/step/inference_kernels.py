@@ -141,7 +141,9 @@ def _pass_kernel(kernel: Kernel, program: Program) -> PassKernel:
                 sizes[name] = elements * multiply_symbols([TOUCHED]) if is_expert else elements
     weights = _sum_by_group(program, sizes)
     # Positions and sequences of tokens and slots are constants of a program; an engine's kernels have them as block tables.
-    by_role = {role: elements for role, elements in kernel.elements.items() if role is not Role.CONSTANT}
+    by_role: dict[Role, Polynomial] = {
+        role: elements for role, elements in kernel.elements.items() if role is not Role.CONSTANT
+    }
     if weights:
         by_role[Role.WEIGHT] = sum_polynomials(weights.values())
     tensors = {name: program.tensors[name] for name in (*kernel.reads, *kernel.outputs)}

@@ -20,6 +20,7 @@ from shardwise.run.mixed_precision import training_dtypes
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search import Plan
 from shardwise.step import RankProgram
+from shardwise.values import describe_error
 
 WARM_UPS = 2  # steps of a shape before it is captured: kernels are compiled, and attention's is chosen
 MOST_CAPTURES = 3  # of a run: shapes that change more often cost more than their graphs gain
@@ -152,7 +153,7 @@ class GraphedPasses:
                 with without_clock():
                     self._capture(passes, micro_batches)
             except RuntimeError as error:  # CUDA's refusal of an operation in a capture; nothing of the step has run
-                self.obstacle = f"the capture failed: {str(error).splitlines()[0]}"
+                self.obstacle = f"the capture failed: {describe_error(error)}"
                 return passes(micro_batches)
         return self._replay(micro_batches)
 
