@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
 @pytest.fixture
 def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    # The script adds its folder, which has another `train` than the tests, and tells its processes of it: undone at the end.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
