@@ -19,9 +19,8 @@ from shardwise.model.program import ModelPart, ProgramBuilder, Role
 
 Architecture = Any  # `model.architecture` imports this module
 TOKENS = ("B", "T")
-KeySharing = Literal[
-    "none", "store", "reuse"
-]  # of a layer's keys and values: later layers read them, or it reads earlier ones
+# Sharing of a layer's keys and values: later layers read them ("store"), or it reads those of an earlier one ("reuse").
+KeySharing = Literal["none", "store", "reuse"]
 LAYER_INPUTS, LAYER_INPUT = "layer_inputs", "layer_input"  # those of all layers, and that of one
 SHARED_KEYS, SHARED_VALUES = "reused_k", "reused_v"
 LAYERS, INPUT_WIDTH, TABLE_ROWS = "a", "p", "t"

@@ -22,9 +22,9 @@ LARGEST_LOAD = 0.95  # share of passes with inputs, beyond which the bound by th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Requests that an instance has: `life_passes` of each, `crowding` of their starts over an even pace, of
-    which `randomness` is at random, and the passes between
-    two admissions (`admission_passes`, 1: at each), at fixed times where the engine polls (`polls`), else since the first."""
+    """Requests that an instance has: `life_passes` of each, `crowding` of their starts over an even pace, of which `randomness`
+    is at random, and the passes between two admissions (`admission_passes`, 1: at each), at fixed times where the engine polls
+    (`polls`), else since the first."""
 
     life_passes: Column
     crowding: Column

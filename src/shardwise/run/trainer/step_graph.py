@@ -63,7 +63,7 @@ class PassLoad(NamedTuple):
 
     @property
     def is_launch_bound(self) -> bool:
-        """Whether starting the kernels takes longer than running them."""
+        """True if starting the kernels takes longer than running them."""
         return self.launches_s > self.kernels_s
 
 
