@@ -16,6 +16,7 @@ from shardwise.serve import (
     estimate_serving,
     estimate_table,
 )
+from shardwise.serve import estimate as estimate_module
 from shardwise.serve.steady_state import latency_within, queueing_seconds
 from shardwise.values import InputError
 
@@ -38,6 +39,17 @@ def test_table_and_single_layout_agree():
         assert single.ttft_s.value == pytest.approx(estimates.ttft_s[row], rel=1e-12)
         assert single.tokens_per_s_per_device.value == pytest.approx(estimates.tokens_per_s_per_device[row], rel=1e-12)
         assert single.memory.largest_batch == int(estimates.largest_batch[row])
+
+
+def test_blocks_of_rows_are_the_table(monkeypatch: pytest.MonkeyPatch):
+    layouts = [ServingLayout.parse(text) for text in ("tp=8", "tp=2 attention_dp=4 ep=8", "tp=4 attention_dp=2 ep=8")]
+    table = ConfigurationTable.of([*layouts, *layouts], [8.0, 8.0, 16.0, 64.0, 64.0, 64.0], [8192] * 6)
+    problem = problem_of("qwen3-30b-a3b", concurrency=8.0)
+    whole = estimate_table(problem, table)
+    monkeypatch.setattr(estimate_module, "BLOCK_ROWS", 4)
+    blocks = estimate_table(problem, table)
+    for field in dataclasses.fields(whole):
+        np.testing.assert_array_equal(getattr(blocks, field.name), getattr(whole, field.name), field.name)
 
 
 def test_terms_add_up():
