@@ -1,4 +1,4 @@
-"""What has not run, predicted from a few measured runs: by factors on the terms of a step, and by a fit of the constants.
+"""Predictions of runs from a few measured ones: by factors on the terms of a step, and by a fit of the constants.
 
     python benchmarks/experiment_predictions.py --seeds 4
 

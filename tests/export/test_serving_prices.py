@@ -49,7 +49,7 @@ def test_faster_layouts_are_the_soonest_of_those_that_the_engine_runs():
 
 
 def test_limits_and_formats_are_changed_too():
-    """Of 64 requests 16 run at once: room for all, weights and cache in fp8, and all of these together are sooner."""
+    """16 of 64 requests run at once: room for all, weights and cache in fp8, and all of these together are sooner."""
     line = "vllm serve Qwen/Qwen3-32B -tp 4 --max-num-seqs 16"
     priced = sw.serve_read(line, "h100:4", isl=4000, osl=500, concurrency=64)
     by_kind = {item.changes: item for item in reversed(priced.faster)}

@@ -149,7 +149,7 @@ def test_each_step_of_a_product_is_in_its_machine_code() -> None:
 
 
 def test_the_knee_of_a_layer_against_its_batch() -> None:
-    """By hand, for H100: 989e12 over 3.35e12 FLOPs a byte, and one FLOP for each byte of a weight and token, so that weights are
+    """Closed form for H100: 989e12 over 3.35e12 FLOPs a byte, and one FLOP for each byte of a weight and token, so weights are
     read while 295 tokens are computed; and a few more for the bytes that tokens move themselves."""
     (ladder,) = sw.kernels(["layer-batch"], "h100", device="none").ladders
     weights = 3 * 4096 * 14336

@@ -62,7 +62,7 @@ def test_no_value_is_read_before_the_end_of_a_step(precision: str, monkeypatch: 
 
 
 def test_experts_of_one_device_wait_for_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where PyTorch has a grouped product, as on a GPU in bf16."""
+    """A grouped product of PyTorch, as on a GPU in bf16, makes the host wait for nothing."""
     monkeypatch.setattr(experts, "has_grouped_kernel", lambda rows, weight: True)
     names = dispatched(engine_of(RECIPE, MOE, "bf16"), monkeypatch)
     assert "_grouped_mm" in names

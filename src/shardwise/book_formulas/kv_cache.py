@@ -36,7 +36,7 @@ class KvCache:
 
     @property
     def layers(self) -> tuple[tuple[Architecture, int], ...]:
-        """Layers with keys and values of their own: the model with all layers of a kind, and how many of that kind there are."""
+        """Layers that compute their own keys and values: the model with all layers of a kind, and the number of that kind."""
         return tuple(
             (layer, count)
             for layer, count in self._kinds

@@ -98,7 +98,7 @@ def bench_lines(at: Mapping[str, float]) -> Lines:
 
 
 def test_ladders_of_kernels_are_read_as_the_micro_benchmarks_of_their_fastest_rungs(tmp_path: Path) -> None:
-    """Of a product of 4,096 at half of an H100's peak and a softmax at half of its bandwidth, by hand; ladders without a
+    """A product of 4,096 at half of an H100's peak and a softmax at half of its bandwidth, by hand; ladders without a
     micro-benchmark, and rungs that did not run, are none."""
     result = run_workbench(["product", "softmax", "launches"], "h100", device="none")
     product_s, softmax_s = 2 * 4096**3 / (0.5 * 989e12), 2 * 8192**2 * 2 / (0.5 * 3.35e12)

@@ -1,4 +1,4 @@
-"""How often a search of a model with several kinds of layers derives them: counts, which no machine changes."""
+"""Derivations that a search of a model with several kinds of layers makes: counts, which no machine changes."""
 
 from __future__ import annotations
 

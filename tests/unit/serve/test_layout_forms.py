@@ -108,7 +108,7 @@ def test_a_latent_is_shared_by_all_devices() -> None:
 
 
 def test_one_sequence_is_not_shared() -> None:
-    """Of one sequence, or a chunk of one, a device has the whole."""
+    """A device has the whole of one sequence, or of a chunk of one."""
     for_one, for_two = (work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", n) for n in (1.0, 2.0))
     assert for_one.cache_elements[0] == for_two.cache_elements[0]
     chunk = work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", 0.0, prompts=1.0)

@@ -198,7 +198,7 @@ def run_trials(
     Raises `InputError` for a folder of another experiment, and for a run that cannot be prepared; `SystemExit` after a signal.
     """
     folder = experiment.folder
-    folder.require_usable(identity)  # before the ledger is made in it
+    folder.require_usable(identity)  # before the ledger is created there
     with Ledger(folder.ledger, "--out") as ledger, StopRequest() as stop:
         folder.open_or_resume(identity)
         report(f"{folder.num_ended()} of the {folder.kind}'s runs are done; {budget.num_processes} run side by side")

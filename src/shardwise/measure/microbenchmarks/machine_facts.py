@@ -1,4 +1,4 @@
-"""What is known of a machine before anything is timed: its processes, memory, and the chip of the catalogue that its GPU is."""
+"""Facts of a machine that need no timing: its processes, memory, and the chip of the catalogue that its GPU is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MachineFacts:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether devices are GPUs, whose hosts' constants are not those of a CPU."""
+        """True if devices are GPUs, whose hosts' constants are not those of a CPU."""
         return bool(self.vendor)
 
 

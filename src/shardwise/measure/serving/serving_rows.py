@@ -62,7 +62,7 @@ class ServingRow:
 
     @property
     def length_spread(self) -> float:
-        """How much the shortest outputs lack of the longest: random lengths are uniform around their mean share."""
+        """Share of the longest output that the shortest ones lack: random lengths are uniform around their mean share."""
         return 2.0 * (1.0 - self.length_share)
 
     @property

@@ -181,8 +181,8 @@ class FusedAdamW(TorchOptimizer):
 
 
 class TritonAdamW(TorchOptimizer):
-    """AdamW by Triton's kernel, which reads gradients in their dtype, scales them, and writes a copy of the weights in
-    another one: one pass over memory.
+    """AdamW by Triton's kernel: one pass over memory, which reads gradients in their dtype, scales them, and writes a copy of the
+    weights in a second dtype.
 
     `control` [2] on the device are the factor of the gradients, and 0 where nothing is to change (None: 1 and 1).
     `copies` [n] of some weights take their new values. The `step` of a weight is a number, as in `FormulaOptimizer`.

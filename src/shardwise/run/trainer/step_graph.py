@@ -111,7 +111,7 @@ def plan_graph(plan: Plan, instance: RankProgram, recipe: TrainingRecipe, device
 
 
 class _StepShape(NamedTuple):
-    """What a captured step has as constants: targets of the batch, and rows and length of each micro-batch."""
+    """Constants of a captured step: targets of the batch, and rows and length of each micro-batch."""
 
     num_targets: int
     micro_batches: tuple[tuple[int, ...], ...]
