@@ -28,6 +28,7 @@ from shardwise.measure.microbenchmarks.benchmark_layers import (
     TINY,
     MachineSizes,
     SampleLayer,
+    SampleStep,
 )
 from shardwise.measure.microbenchmarks.device_timers import EventTimer
 from shardwise.measure.microbenchmarks.engine_operations import loss_operands
@@ -41,7 +42,9 @@ from shardwise.measure.microbenchmarks.machine_benchmark import (
 )
 from shardwise.measure.microbenchmarks.machine_facts import MachineFacts, gpu_facts, match_chip
 from shardwise.measure.microbenchmarks.machine_fit import (
+    COMMUNICATION,
     ELEMENTWISE,
+    KERNEL_RATES,
     NORMAL_90,
     OPERATION_COUNTS,
     STACK,
@@ -52,6 +55,7 @@ from shardwise.measure.microbenchmarks.machine_fit import (
 from shardwise.model import model_flops_per_token
 from shardwise.model.job import Job
 from shardwise.present.command_line import main
+from shardwise.price.estimate import Estimate
 from shardwise.price.roofline import TILE_ROWS
 from shardwise.search.plan import plan_layout
 from shardwise.values import to_json
@@ -91,25 +95,31 @@ def seconds() -> dict[str, float]:
     for kind in COLLECTIVES:
         for size in COLLECTIVE_BYTES:
             found[f"{kind}/{size}"] = (2 if kind == "all_reduce" else 1) * (HOP_S + size / 2 / LINK_RATE)
-    found |= {f"{sample.name}/step": 1.0 for sample in SAMPLES}
-    return found | {"beside/all_reduce": 0.010, "beside/longer": 0.0075, "launch/gap": 1e-6, "launch/issue": 2e-6}
+    found |= {"beside/all_reduce": 0.010, "beside/longer": 0.0075, "launch/gap": 1e-6, "launch/issue": 2e-6}
+    return found | {
+        step.name: predicted.step_time_s for step, predicted in predict_alone(MachineFit(found, FACTS)).items()
+    }
+
+
+def predict_alone(machine: MachineFit) -> dict[SampleStep, Estimate]:
+    """Whole steps whose kernels take as long as when each is repeated alone."""
+    return machine._predict_steps(machine.constants_alone())
+
+
+FACTS = MachineFacts(
+    name="here:2", source="measured on this machine", num_processes=2, memory_bytes=8e9, sizes=CPU_SIZES
+)
 
 
 def fit(found: dict[str, float] | None = None) -> MachineFit:
-    own = MachineFacts(
-        name="here:2",
-        source="measured on this machine",
-        num_processes=2,
-        memory_bytes=8e9,
-        sizes=CPU_SIZES,
-    )
-    return MachineFit(found or seconds(), own)
+    return MachineFit(found or seconds(), FACTS)
 
 
 def found_of(one: MachineFit) -> MachineResult:
     return MachineResult(
         one.cluster(),
         one.calibration((0.9, 1.1)),
+        one.in_step,
         one.measured_over_predicted(),
         one.measured_rates(),
         one.unmeasured(),
@@ -191,16 +201,44 @@ def test_the_spread_covers_what_repeats_show_and_ten_percent_at_least() -> None:
     assert median_rounds(wild) == pytest.approx(seconds())
 
 
-def test_whole_steps_are_held_against_the_constants_and_widen_the_interval() -> None:
-    found = seconds()
-    predicted = {name: 1.0 / miss for name, miss in fit().measured_over_predicted().items()}  # they took a second each
-    found |= {f"{name}/step": s * (2.0 if name == "256" else 1.0) for name, s in predicted.items()}
+def test_whole_steps_say_how_much_longer_kernels_take_between_others() -> None:
+    """Kernels that take 1.3 times as long in every step make rates of 1 / 1.3, and communication stays as it was."""
+    alone, found = fit(), seconds()
+    assert alone.in_step == pytest.approx(1.0)
+    kernel_seconds = {}
+    for step, predicted in predict_alone(alone).items():
+        kernel_seconds[step.name] = sum(s for name, s in predicted.time.items() if name not in COMMUNICATION)
+    found |= {name: found[name] + 0.3 * s for name, s in kernel_seconds.items()}
+    slower = fit(found)
+    assert slower.in_step == pytest.approx(1.3)
+    constants, before = slower.constants(), alone.constants()
+    for name in KERNEL_RATES:
+        assert constants[name] == pytest.approx(before[name] / 1.3), name
+    assert constants["launch_s"] == pytest.approx(1.3 * before["launch_s"])
+    assert (constants["link_fraction"], slower.fit_link()) == (before["link_fraction"], alone.fit_link())
+    assert slower.measured_over_predicted() == pytest.approx(dict.fromkeys(kernel_seconds, 1.0), rel=0.02)
+
+
+def test_what_one_factor_misses_of_whole_steps_widens_the_interval() -> None:
+    names = {step.name for sample in SAMPLES for step in sample.steps(2)}
+    found = {name: s * (2.0 if name in names and name.startswith("256") else 1.0) for name, s in seconds().items()}
     misses = fit(found).measured_over_predicted()
-    assert misses == {"256": pytest.approx(2.0), "512": pytest.approx(1.0), "128": pytest.approx(1.0)}
+    assert misses.keys() == names
     low, high = prediction_interval([found] * 3, SAMPLES, misses.values())
-    assert high == pytest.approx(2.0 ** (NORMAL_90 / 3**0.5))  # one of three is off by a factor of 2
+    assert 1.6 < high < 2.2, "two of six are off by a factor of 2, and one factor takes a third of that"
     assert low == pytest.approx(1 / high)
+    assert prediction_interval([found] * 3, SAMPLES, [2.0, 0.5])[1] == pytest.approx(2.0 ** (NORMAL_90 * 2**0.5))
     assert prediction_interval([found] * 3, SAMPLES, [1.01, 0.99, 1.0])[1] == pytest.approx(1.1)
+
+
+def test_one_step_is_not_fitted_to() -> None:
+    """Nothing would be left to judge predictions by."""
+    sizes = replace(CPU_SIZES, samples=SAMPLES[:1])
+    found = {name.replace("fsdp step", "one process step"): s for name, s in seconds().items()}
+    found |= {"256/one process step": 5.0}
+    single = MachineFit(found, replace(FACTS, num_processes=1, sizes=sizes))
+    assert single.in_step == 1.0
+    assert single.measured_over_predicted()["256/one process step"] > 1.5
 
 
 @pytest.mark.parametrize("sample", [one for one in SAMPLES if one.has_loss], ids=lambda one: one.name)
@@ -233,7 +271,8 @@ def test_a_small_machine_is_measured_in_two_processes() -> None:
     assert found.calibration.constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys()
     assert "2 processes at once" in found.calibration.source
     assert "torch" in found.calibration.source
-    assert found.measured_over_predicted.keys() == {"small"}
+    assert found.measured_over_predicted.keys() == {"small/fsdp step", "small/tp step"}
+    assert found.in_step > 0
     payload = to_json(MachineRecord.of(found))
     require_valid(payload)
     assert require_payload_numbers(found) == len(found.calibration.constants)
@@ -359,14 +398,14 @@ def test_shares_of_peaks_come_back_out_of_the_seconds_that_they_made() -> None:
         }
         times |= {f"{sample.name}/attention {phase}": 1e-3 for phase in ("forward", "backward")}
         every = [f"{name} {phase}" for name in ELEMENTWISE for phase in ("forward", "backward")]
-        times |= {f"{sample.name}/{name}": 1e-4 for name in (*every, "sum", "update", "loss", "step", "layer")}
+        times |= {f"{sample.name}/{name}": 1e-4 for name in (*every, "sum", "update", "loss", "layer")}
     up = next(shape for shape in GPU_SAMPLES[0].products if shape.name == "up forward")
     times |= {f"{dtype}/up forward": up.flops / (0.7 * chip.peak(dtype)) for dtype in facts.sizes.other_dtypes}
     times["copy"] = facts.sizes.copy_bytes / (0.9 * chip.memory_bytes_per_s)
     for kind in COLLECTIVES:
         for size in facts.sizes.collective_bytes:
             times[f"{kind}/{size}"] = (2 if kind == "all_reduce" else 1) * (1e-5 + size / 2 / 225e9)
-    constants = MachineFit(times, facts).constants()
+    constants = MachineFit(times, facts).constants_alone()
     assert constants["matmul_fraction"] == pytest.approx(0.8)
     assert constants["fp8_matmul_fraction"] == pytest.approx(0.7, rel=0.01)
     assert constants["memory_fraction"] == pytest.approx(0.9)

@@ -18,14 +18,14 @@ from shardwise.values import InputError
 
 submitit = pytest.importorskip("submitit")
 LINE = (
-    "case {run} in fails) exit 3;; slow) sleep 30;; *) sleep 0.1; esac; "
+    "case {run} in fails) exit 3;; slow) sleep 600;; *) sleep 0.1; esac; "
     'if [ "${SLURM_NODEID:-0}" = 0 ]; then echo "step time: 0.5 s"; fi'
 )
 GRID = """
 target = "command"
 steps = 1
 start = "1s"
-time_limit = "8s"
+time_limit = "{time_limit}"
 retries = 0
 [command]
 line = '''{line}'''
@@ -37,10 +37,11 @@ run = {runs}
 """
 
 
-def write_grid(tmp_path: Path, runs: list[str], num_nodes: int = 1) -> Path:
+def write_grid(tmp_path: Path, runs: list[str], num_nodes: int = 1, time_limit: str = "120s") -> Path:
     path = tmp_path / "grid.toml"
     text = GRID.replace("{line}", LINE).replace("{runs}", str(runs).replace("'", '"'))
-    path.write_text(text.replace("{num_nodes}", str(num_nodes)), encoding="utf-8")
+    text = text.replace("{num_nodes}", str(num_nodes)).replace("{time_limit}", time_limit)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -75,7 +76,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_arrays_are_capped_time_out_and_preempted_jobs_are_requeued(tmp_path: Path, slurm: Path) -> None:
     runs = ["a", "slow", "fails", "b", "c"]
-    rows = run(write_grid(tmp_path, runs), "slurm", partition="gpu", array_cap="2", gpus="0")
+    # Longer than a shell takes to start on a loaded machine; only the slow run reaches it.
+    rows = run(write_grid(tmp_path, runs, time_limit="20s"), "slurm", partition="gpu", array_cap="2", gpus="0")
     assert {name: row.state for name, row in rows.items()} == {
         "a": "done", "slow": "timeout", "fails": "failed", "b": "done", "c": "done"
     }  # fmt: skip

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from shardwise.hardware import load_cluster
 from shardwise.layout import Layout
+from shardwise.layout.rules.table import violations
 from shardwise.model import Architecture, Job, Role
 from shardwise.price import Pricing, Problem
 from shardwise.price.estimate import estimate
@@ -70,15 +71,21 @@ class SampleLayer:
         """The layer `MODEL_LAYERS` times, with an embedding and a head."""
         return replace(self.architecture, num_layers=MODEL_LAYERS)
 
-    def job_for(self, num_processes: int) -> Job:
-        """Return a job with this batch for each process."""
-        tokens = num_processes * self.tokens
+    def job_for(self, num_replicas: int) -> Job:
+        """Return a job with this batch for each replica."""
+        tokens = num_replicas * self.tokens
         return Job(global_batch_tokens=tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
 
-    def sharded_layout(self, num_processes: int) -> Layout:
-        """Return the usual layout of a few processes: gradients and optimizer state sharded over them."""
-        zero_stage = 2 if num_processes > 1 else 0
-        return Layout(fsdp=num_processes, zero_stage=zero_stage, micro_batch_seqs=self.num_seqs)
+    def steps(self, num_processes: int) -> tuple[SampleStep, ...]:
+        """Return the steps that the constants are checked against: with gradients and optimizer state sharded over the processes,
+        where little is sent, and with tensor parallelism over all of them, where processes wait for one another in each layer."""
+        if num_processes == 1:
+            return (SampleStep(self, "one process", self.layout, 1),)
+        sharded = Layout(fsdp=num_processes, zero_stage=2, micro_batch_seqs=self.num_seqs)
+        split = Layout(tp=num_processes, micro_batch_seqs=self.num_seqs)
+        is_legal = not violations(self.model, self.job_for(1), num_processes, split)
+        steps = [SampleStep(self, "fsdp", sharded, num_processes)]
+        return (*steps, SampleStep(self, "tp", split, 1)) if is_legal else tuple(steps)
 
     @property
     def layout(self) -> Layout:
@@ -135,13 +142,32 @@ class SampleLayer:
         """Return the bytes of the head's kernels over logits, without products."""
         return sum(size for _, size in self.kernels("head", lambda kernel: _is_loss(kernel)))
 
-    def memory_bytes(self) -> float:
-        """Return the bytes of memory that a step of its model takes on one device; they depend on no chip."""
-        return estimate(Problem(self.model, load_cluster("h100:1"), self.job_for(1)), self.layout).memory_bytes
+    def memory_bytes(self, num_processes: int) -> float:
+        """Return the bytes of memory that its models, one for each step, take on a device; they depend on no chip."""
+        cluster = load_cluster(f"h100:{num_processes}")
+        steps = self.steps(num_processes)
+        return sum(estimate(Problem(self.model, cluster, step.job), step.layout).memory_bytes for step in steps)
 
     def attention_flops(self, phase: str) -> float:
         kernels = self.kernels("block", lambda kernel: kernel.kind == "scan" and kernel.phase == phase)
         return sum(float(kernel.flops.evaluate(self.pricing.values)) for kernel, _ in kernels)
+
+
+class SampleStep(NamedTuple):
+    """A whole step of a sample's model in a layout, whose `num_replicas` each have the sample's batch."""
+
+    sample: SampleLayer
+    kind: str
+    layout: Layout
+    num_replicas: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.sample.name}/{self.kind} step"
+
+    @property
+    def job(self) -> Job:
+        return self.sample.job_for(self.num_replicas)
 
 
 def _is_loss(kernel: Kernel) -> bool:
@@ -190,12 +216,12 @@ class MachineSizes:
         """Format of the samples."""
         return self.samples[0].dtype
 
-    def within(self, memory_bytes: float) -> MachineSizes:
-        """Return the sizes without the samples whose models do not fit side by side; the last one stays."""
+    def within(self, memory_bytes: float, num_processes: int = 1) -> MachineSizes:
+        """Return the sizes without the samples whose models, one for each step, do not fit side by side; the last one stays."""
         samples: list[SampleLayer] = []
         total_bytes = 0.0
         for sample in reversed(self.samples):
-            total_bytes += sample.memory_bytes()
+            total_bytes += sample.memory_bytes(num_processes)
             if not samples or total_bytes <= MEMORY_SHARE * memory_bytes:
                 samples.append(sample)
         largest, *smaller = reversed(samples)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from shardwise.measure.microbenchmarks.benchmark_layers import MATMUL_FORMS, MatmulShape, SampleLayer
+from shardwise.measure.microbenchmarks.benchmark_layers import MATMUL_FORMS, MatmulShape, SampleLayer, SampleStep
 from shardwise.measure.microbenchmarks.timing import DTYPES, make_product
 from shardwise.model import DEFAULT_NUMERICS
 from shardwise.pipeline import FULL_BACKWARD
@@ -172,15 +172,15 @@ def launch_work(device: torch.device) -> Callable[[], object]:
     return lambda: element.add_(1.0)
 
 
-def step_operation(sample: SampleLayer, num_processes: int, device: torch.device) -> TimedOperation:
-    """Return an optimizer step of a model of a few such layers, as the engine trains it on `num_processes`."""
-    program = RankProgram(
-        architecture=sample.model, layout=sample.sharded_layout(num_processes), precision=get_precision(sample.dtype)
-    )
+def step_operation(step: SampleStep, device: torch.device) -> TimedOperation:
+    """Return an optimizer step of a model of a few such layers, as the engine trains it."""
+    sample = step.sample
+    program = RankProgram(architecture=sample.model, layout=step.layout, precision=get_precision(sample.dtype))
     engine = TrainingEngine(program, TrainingRecipe(steps=1), World(program.mesh, device))
     engine.initialize(0)
-    ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), device=device)
-    return TimedOperation(lambda: engine.step([MicroBatch(ids, ids)], num_processes * sample.tokens, 1, 0), 1)
+    generator = torch.Generator().manual_seed(0)  # ranks of one replica read the same tokens
+    ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), generator=generator).to(device)
+    return TimedOperation(lambda: engine.step([MicroBatch(ids, ids)], step.job.global_batch_tokens, 1, 0), 1)
 
 
 def loss_operands(sample: SampleLayer, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

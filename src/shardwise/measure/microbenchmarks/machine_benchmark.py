@@ -79,8 +79,8 @@ def _all_operations(sizes: MachineSizes, size: int, device: torch.device) -> Ite
     for sample in (*sizes.samples, sizes.tiny):
         for name, operation in sample_operations(sample, device):
             yield f"{sample.name}/{name}", operation
-    for sample in sizes.samples:
-        yield f"{sample.name}/step", step_operation(sample, size, device)
+    for step in (step for sample in sizes.samples for step in sample.steps(size)):
+        yield step.name, step_operation(step, device)
     yield "tiny/layer", layer_operation(sizes.tiny, device, TINY_LAYERS)
     yield "copy", TimedOperation(make_copy(sizes.copy_bytes, device), 1)
     (product,) = (product for product in sizes.samples[0].products if product.name == "up forward")
@@ -156,12 +156,14 @@ class ProcessClock:
 class MachineResult:
     """The machine at nominal rates, and the calibration of what it reaches; `out` is the file that was written, if any.
 
+    `in_step` is how much longer kernels take inside a step than when each is repeated alone, which the constants contain;
     `measured_over_predicted` are measured seconds of whole steps over those that the constants give. `unmeasured`: where the
     values of constants that were not measured come from, by name.
     """
 
     cluster: Cluster
     calibration: Calibration
+    in_step: float
     measured_over_predicted: Mapping[str, float]
     rates: MeasuredRates
     unmeasured: Mapping[str, str] = field(default_factory=dict)
@@ -182,6 +184,7 @@ class MachineRecord(Payload):
     chip: Chip
     topology: Switched
     calibration: Calibration
+    in_step: float
     measured_over_predicted: Mapping[str, float]
     rates: MeasuredRates
     unmeasured: Mapping[str, str]
@@ -207,7 +210,10 @@ def fit_machine(rounds: Sequence[Round], facts: MachineFacts) -> MachineResult:
     fit = MachineFit(median_rounds(rounds), facts)
     step_ratios = fit.measured_over_predicted()
     spread = prediction_interval(rounds, fit.samples, step_ratios.values())
-    return MachineResult(fit.cluster(), fit.calibration(spread), step_ratios, fit.measured_rates(), fit.unmeasured())
+    return MachineResult(
+        cluster=fit.cluster(), calibration=fit.calibration(spread), in_step=fit.in_step, measured_over_predicted=step_ratios,
+        rates=fit.measured_rates(), unmeasured=fit.unmeasured(),
+    )  # fmt: skip
 
 
 def write_cluster_file(result: MachineResult, out: Path) -> None:

@@ -92,7 +92,7 @@ def gpu_facts(num_processes: int, sizes: MachineSizes, cuda: Any = torch.cuda) -
     )
     return MachineFacts(
         name=f"{platform.node() or 'this machine'}:{num_processes}", num_processes=num_processes, memory_bytes=memory_bytes,
-        sizes=sizes.within(memory_bytes), nominal=_nominal_cluster(chip, num_processes, memory_bytes, source),
+        sizes=sizes.within(memory_bytes, num_processes), nominal=_nominal_cluster(chip, num_processes, memory_bytes, source),
         vendor="AMD" if torch.version.hip else "NVIDIA", source=source,
     )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Constants of a calibration from the seconds of operations, and the cluster that they make.
 
-Each constant has operations of its own. Whole steps are measured too, but not fitted: what the constants miss of them
-is the uncertainty of a prediction.
+Each constant has operations of its own, which are repeated alone. Between the other kernels of a step a kernel finds its operands
+in no cache, and takes longer: one factor on the time of all kernels, from whole steps in several layouts, says how much. What the
+constants miss of these steps then is the uncertainty of a prediction.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -29,11 +31,13 @@ from shardwise.measure.microbenchmarks.benchmark_layers import (
     COLLECTIVES,
     MatmulShape,
     SampleLayer,
+    SampleStep,
 )
 from shardwise.measure.microbenchmarks.machine_facts import MachineFacts
 from shardwise.price import Problem
-from shardwise.price.estimate import estimate
+from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.roofline import TILE_ROWS
+from shardwise.values import COMMUNICATION_TERMS
 
 STACK = "shardwise"
 Seconds = Mapping[str, float]  # of each operation, once, by "SAMPLE/OPERATION"
@@ -42,6 +46,11 @@ Seconds = Mapping[str, float]  # of each operation, once, by "SAMPLE/OPERATION"
 OPERATION_COUNTS = {"norm forward": 2, "norm backward": 2, "sum": 7}
 ELEMENTWISE = ("norm", "rotary of a query", "rotary of a key", "activation")
 NARROWEST_INTERVAL = 0.1  # of a prediction: repeated operations on a quiet machine show too little
+# Constants that say how fast kernels are: rates over those of the chip.
+KERNEL_RATES = ("matmul_fraction", "fp8_matmul_fraction", "attention_fraction", "memory_fraction")
+FEWEST_STEPS = 2
+COMMUNICATION = (*COMMUNICATION_TERMS, "control")  # terms of a step that are no kernels
+LEAST_FACTOR = 0.1  # of a step's kernels, where communication is predicted to take more than the whole step
 NORMAL_90 = 1.645  # standard deviations that contain 90% of a normal distribution
 
 
@@ -210,7 +219,15 @@ class MachineFit:
         return unmeasured
 
     def constants(self) -> dict[str, float]:
-        """Return all constants, clipped to their bounds; on a GPU those of published runs where they are not measured."""
+        """Return all constants inside a step, clipped to their bounds; on a GPU those of published runs where they are not
+        measured."""
+        constants = self.constants_alone()
+        measured = constants.keys() - (self.unmeasured() if self.machine.is_gpu else {})
+        constants |= {name: constants[name] / self.in_step for name in KERNEL_RATES if name in measured}
+        return _clip({**constants, "launch_s": constants["launch_s"] * self.in_step})
+
+    def constants_alone(self) -> dict[str, float]:
+        """Return the constants of kernels that are repeated alone, clipped to their bounds."""
         rate, ramp = self.fit_sustained_rate()
         dtype, is_gpu = self.machine.dtype, self.machine.is_gpu
         share = self.best_rate(dtype) / self.peak(dtype)
@@ -231,8 +248,29 @@ class MachineFit:
         if is_gpu:
             published = published_calibration(self._chip_name(), get_stack(STACK)).constants
             constants |= {name: published[name] for name in self.unmeasured()}
-        bounds = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
-        return {name: min(max(value, bounds[name].low), bounds[name].high) for name, value in constants.items()}
+        return _clip(constants)
+
+    @cached_property
+    def in_step(self) -> float:
+        """How many times as long kernels take inside a step as when each is repeated alone; 1 where a single step was measured,
+        which would leave nothing to judge predictions by."""
+        if len(self.steps) < FEWEST_STEPS:
+            return 1.0
+        factors = []
+        for step, predicted in self._predict_steps(self.constants_alone()).items():
+            kernels_s = sum(s for name, s in predicted.time.items() if name not in COMMUNICATION)
+            communication_s = predicted.step_time_s - kernels_s
+            factors.append(max(self.seconds[step.name] - communication_s, LEAST_FACTOR * kernels_s) / kernels_s)
+        return _geometric_mean(factors)
+
+    @property
+    def steps(self) -> tuple[SampleStep, ...]:
+        """The whole steps that were measured."""
+        return tuple(step for sample in self.samples for step in sample.steps(self.machine.num_processes))
+
+    def _predict_steps(self, constants: Mapping[str, float]) -> dict[SampleStep, Estimate]:
+        cluster = with_calibration(self.cluster(), self._calibration(constants, (1.0, 1.0)))
+        return {step: estimate(Problem(step.sample.model, cluster, step.job), step.layout) for step in self.steps}
 
     def _chip_name(self) -> str:
         """Return the chip's name in the catalogue, or "" for one that it lacks."""
@@ -273,21 +311,19 @@ class MachineFit:
         )  # fmt: skip
 
     def measured_over_predicted(self) -> dict[str, float]:
-        """Return for each sample the measured seconds of a whole step over the predicted ones."""
-        cluster, n = (with_calibration(self.cluster(), self.calibration((1.0, 1.0))), self.machine.num_processes)
-        predicted = {
-            sample.name: estimate(
-                Problem(sample.model, cluster, sample.job_for(n)), sample.sharded_layout(n)
-            ).step_time_s
-            for sample in self.samples
-        }
-        return {name: self.seconds[f"{name}/step"] / step_s for name, step_s in predicted.items()}
+        """Return the measured seconds of each whole step over the predicted ones, by sample and layout."""
+        predicted = self._predict_steps(self.constants())
+        return {step.name: self.seconds[step.name] / of_step.step_time_s for step, of_step in predicted.items()}
 
     def calibration(self, spread: tuple[float, float]) -> Calibration:
+        """Return the constants with factors on a prediction as its interval."""
+        return self._calibration(self.constants(), spread)
+
+    def _calibration(self, constants: Mapping[str, float], spread: tuple[float, float]) -> Calibration:
         published = published_calibration("", get_stack(STACK))
         moe_spread = published.spread["moe"]
         return Calibration(
-            stack=STACK, constants=self.constants(), source=self.machine.source, loss=published.loss, is_measured=True,
+            stack=STACK, constants=constants, source=self.machine.source, loss=published.loss, is_measured=True,
             spread={"dense": spread, "moe": (min(moe_spread[0], spread[0]), max(moe_spread[1], spread[1]))},
         )  # fmt: skip
 
@@ -298,16 +334,22 @@ def prediction_interval(
     """Return the 90% prediction interval as factors on a prediction, at least 10% wide.
 
     Two deviations, taken as independent: of repeated operations around their median, and of whole steps, measured over
-    predicted (`step_ratios`), around 1.
+    predicted (`step_ratios`), around 1, with the degree of freedom that `MachineFit.in_step` takes.
     """
     prefixes = [f"{sample.name}/" for sample in samples]
     totals = [sum(s for name, s in seconds.items() if name.startswith(tuple(prefixes))) for seconds in rounds]
     median_total = statistics.median(totals)
     logs, step_logs = [math.log(total / median_total) for total in totals], [math.log(ratio) for ratio in step_ratios]
     repeat_variance = sum(log**2 for log in logs) / max(len(logs) - 1, 1)
-    width = NORMAL_90 * math.sqrt(repeat_variance + sum(log**2 for log in step_logs) / max(len(step_logs), 1))
+    width = NORMAL_90 * math.sqrt(repeat_variance + sum(log**2 for log in step_logs) / max(len(step_logs) - 1, 1))
     high = 1.0 + max(math.expm1(width), NARROWEST_INTERVAL)
     return 1.0 / high, high
+
+
+def _clip(constants: Mapping[str, float]) -> dict[str, float]:
+    """Return the constants within their bounds."""
+    bounds = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
+    return {name: min(max(value, bounds[name].low), bounds[name].high) for name, value in constants.items()}
 
 
 def _geometric_mean(values: Iterable[float]) -> float:

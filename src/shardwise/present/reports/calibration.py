@@ -66,7 +66,7 @@ def machine_report(result: MachineResult) -> Report:
         )
         for name, value in calibration.constants.items()
     )  # fmt: skip
-    steps = ", ".join(f"{ratio:.2f} (d_model {name})" for name, ratio in result.measured_over_predicted.items())
+    steps = ", ".join(f"{ratio:.2f} ({name})" for name, ratio in result.measured_over_predicted.items())
     low, high = calibration.spread["dense"]
     title = (
         f"{result.cluster.name}: {result.cluster.num_devices} processes, each with {format_bytes(chip.capacity_bytes)}"
@@ -78,7 +78,8 @@ def machine_report(result: MachineResult) -> Report:
         f"{format_seconds(rates.host_issue_s)}",
         *([f"  peaks of {chip.catalog_name}; constants are shares of them"] if chip.base else []),
         Table(rows=rows, right=(1,), head=False, indent=2, line="  {:<22}{:>10}  {}"),
-        f"whole steps, measured over predicted, which nothing is fitted to: {steps}",
+        f"kernels take {result.in_step:.2f} times as long inside a step as alone, which the constants contain",
+        f"whole steps, measured over predicted: {steps}",
         f"90% prediction interval: {low:.2f} to {high:.2f} times a prediction",
     ]
     blocks += [f"written to {result.out}"] if result.out is not None else []

@@ -74,9 +74,9 @@ def bench_machine(
 for each to --out. Lines that the file has of this machine already are not measured again, so a run that was cut short goes on
 where it stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines.
 
-`bench machine` times the operations of a few layers in all --processes at once, on the GPUs of this machine or on its CPU, for
-less than a minute, and writes a cluster file: plans for it say what `train` takes on this machine. A GPU of the catalogue
-keeps its peaks, and what is measured are shares of them.""",
+`bench machine` times the operations of a few layers, and whole steps, in all --processes at once, on the GPUs of this machine or
+on its CPU, for less than a minute, and writes a cluster file: plans for it say what `train` takes on this machine. A GPU of the
+catalogue keeps its peaks, and what is measured are shares of them.""",
     examples=(
         "shardwise bench matmul --out machine.jsonl",
         "shardwise bench collectives --processes 8 --out machine.jsonl",
