@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,10 +118,10 @@ class CellErrors:
 
     def only(self, is_member: NDArray[np.bool_]) -> CellErrors:
         """Return the errors of some rows."""
-        cells, groups = (
-            [values[row] for row in np.flatnonzero(is_member).tolist()] for values in (self.cells, self.groups)
-        )
-        return CellErrors(sizes=self.sizes[is_member], weights=self.weights[is_member], cells=cells, groups=groups)
+        return CellErrors(
+            sizes=self.sizes[is_member], weights=self.weights[is_member], cells=list(compress(self.cells, is_member)),
+            groups=list(compress(self.groups, is_member)),
+        )  # fmt: skip
 
     def deviation(self, engine: str, kind: str, cell: int) -> float:
         """Return the deviation of the logarithms of rows in a cell, from what `QUANTILE` of its errors are within.
@@ -138,7 +139,7 @@ class CellErrors:
         inside = np.array([is_inside(cell) for cell in self.cells]) & (self.weights > 0.0)
         if not inside.any():
             return wider
-        share = group_share({self.groups[row] for row in np.flatnonzero(inside).tolist()}) if share is None else share
+        share = group_share(set(compress(self.groups, inside))) if share is None else share
         quantile = weighted_quantile(self.sizes[inside], self.weights[inside], QUANTILE)
         return share * math.log(max(quantile, LEAST_ERROR)) + (1.0 - share) * wider
 
@@ -150,10 +151,10 @@ def nested_deviations(table: RowTable, fold: FoldPredictions, fitted: FittedCons
     deviations = np.zeros(len(errors.cells))
     for group in dict.fromkeys(fold.groups):
         outside = np.array([name != group for name in fold.groups])
-        others = errors.only(outside)
-        left_out = np.flatnonzero(~outside).tolist()
-        by_cell = {cell: others.deviation(*cell) for cell in {errors.cells[row] for row in left_out}}
-        deviations[left_out] = [by_cell[errors.cells[row]] for row in left_out]
+        of_others = errors.only(outside)
+        left_out = list(compress(errors.cells, ~outside))
+        by_cell = {cell: of_others.deviation(*cell) for cell in set(left_out)}
+        deviations[~outside] = [by_cell[cell] for cell in left_out]
     return deviations
 
 
