@@ -21,6 +21,11 @@ LATENT: dict[str, Any] = {
     "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": 12, "kv_lora_rank": 16,
     "qk_nope_head_dim": 12, "qk_rope_head_dim": 4, "v_head_dim": 10, "n_group": 1, "topk_group": 1, "head_dim": 4,
 }  # fmt: skip
+# Projections of streams are a matrix each in transformers, and one tensor here.
+STREAMS: dict[str, Any] = {
+    **QWEN, "model_type": "gemma3n_text", "num_hidden_layers": 5, "num_kv_shared_layers": 0, "laurel_rank": 4,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 90, "altup_num_inputs": 3,
+}  # fmt: skip
 
 
 def compare(config: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -31,7 +36,7 @@ def compare(config: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[
     return {name: value["value"] for name, value in values.items()}
 
 
-@pytest.mark.parametrize("config", [QWEN, LATENT], ids=["tied", "fused matrices"])
+@pytest.mark.parametrize("config", [QWEN, LATENT, STREAMS], ids=["tied", "fused matrices", "joined matrices"])
 def test_equal_models_have_no_difference(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

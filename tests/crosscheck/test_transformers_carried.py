@@ -1,4 +1,5 @@
-"""Models whose layers read an embedding of their own, and keys and values of earlier layers, compute what Gemma 4 computes.
+"""Models whose layers read an embedding of their own, and keys and values of earlier layers, compute what Gemma 4 and Gemma 3n
+compute; those of Gemma 3n have several streams as well, of which they predict all but one.
 
 Constant factors (of embeddings and sums, which programs leave out) are put into the weights. Modules run in double precision;
 rotary angles are in single precision in them: hence the tolerance.
@@ -6,7 +7,7 @@ rotary angles are in single precision in them: hence the tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,17 +46,43 @@ def _gemma4(num_layers: int = 4, num_shared: int = 2, **fields: Any) -> tuple[An
     return Gemma4ForCausalLM(config), config
 
 
-def _architecture(num_layers: int = 4, num_shared: int = 2) -> Architecture:
+STREAMS, LAUREL_RANK, LOGIT_CAP = 3, 5, 30.0
+LARGEST_GATES = 40  # of so many gates some are above the cutoff
+
+
+def _gemma3n(**fields: Any) -> tuple[Any, Any]:
+    """Return a narrow Gemma 3n whose first layers keep the largest gates alone, and its config. All its layers see all tokens."""
+    from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+
+    num_layers = fields.get("num_hidden_layers", 4)
+    config = Gemma3nTextConfig(**{
+        "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+        "intermediate_size": LARGEST_GATES, "hidden_size_per_layer_input": INPUT_WIDTH, "vocab_size": 10,
+        "vocab_size_per_layer_input": 10, "num_hidden_layers": num_layers, "num_kv_shared_layers": 2,
+        "layer_types": ["full_attention"] * num_layers, "rms_norm_eps": NORM_EPSILON, "altup_num_inputs": STREAMS,
+        "laurel_rank": LAUREL_RANK, "activation_sparsity_pattern": [0.95, 0.95, *[0.0] * (num_layers - 2)],
+        "rope_parameters": {"full_attention": ROPE}, "pad_token_id": None, "final_logit_softcapping": LOGIT_CAP, **fields,
+    })  # fmt: skip
+    config._attn_implementation = "eager"
+    return Gemma3nForCausalLM(config), config
+
+
+def _architecture(num_layers: int = 4, num_shared: int = 2, **fields: Any) -> Architecture:
     first = num_layers - num_shared
+    sparse = {"sparse_activation": True} if "alternating_streams" in fields else {}
     pattern = [*["plain"] * (first - 1), "store", *["block"] * num_shared]
-    return Architecture(
-        name="gemma4", num_layers=num_layers, d_model=WIDTH, d_ff=12, num_heads=HEADS, num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM, vocab_size=10, mlp="geglu", post_norms=True, qk_norm=True, key_sharing="reuse",
-        layer_input_dim=INPUT_WIDTH, tied_embeddings=True, layer_pattern=tuple(pattern),
-        layer_kinds={
-            "plain": {"key_sharing": "none", "value_norm": True}, "store": {"key_sharing": "store", "value_norm": True},
-        },
-    )  # fmt: skip
+    return Architecture(**{
+        "name": "gemma4", "num_layers": num_layers, "d_model": WIDTH, "d_ff": 12, "num_heads": HEADS,
+        "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": 10, "mlp": "geglu", "post_norms": True,
+        "qk_norm": True, "key_sharing": "reuse", "layer_input_dim": INPUT_WIDTH, "tied_embeddings": True,
+        "layer_pattern": tuple(pattern), "layer_kinds": {
+            "plain": {"key_sharing": "none", "value_norm": True, **sparse},
+            "store": {"key_sharing": "store", "value_norm": True, **sparse},
+        }, **fields,
+    })  # fmt: skip
+
+
+STREAM_FIELDS = {"num_streams": STREAMS, "alternating_streams": True, "laurel_rank": LAUREL_RANK, "d_ff": LARGEST_GATES}
 
 
 def _layer_weights(stored: Mapping[str, Any], *, reuses: bool) -> dict[str, Any]:
@@ -89,6 +116,38 @@ def _model_weights(stored: Mapping[str, Any], num_layers: int, num_shared: int) 
     return weights
 
 
+def _stream_weights(stored: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """Return the weights of Gemma 3n's streams, of their ends and in each layer."""
+    weights: dict[str, Any] = {}
+    for name, module in (
+        ("stream_projections", "altup_projections"),
+        ("stream_unembeddings", "altup_unembed_projections"),
+    ):
+        weights[name] = np.stack([stored[f"model.{module}.{stream}.weight"] for stream in range(STREAMS - 1)])
+    for layer in range(num_layers):
+        altup, laurel = (f"model.layers.{layer}.{name}." for name in ("altup", "laurel"))
+        inner = {
+            "stream_router_norm.weight": stored[f"{altup}router_norm.weight"] / WIDTH,
+            "stream_router": stored[f"{altup}modality_router.weight"],
+            "stream_prediction": stored[f"{altup}prediction_coefs.weight"].reshape(STREAMS, STREAMS, STREAMS),
+            "stream_correction": stored[f"{altup}correction_coefs.weight"],
+            "stream_scale": stored[f"{altup}correct_output_scale"], "laurel_down": stored[f"{laurel}linear_left.weight"],
+            "laurel_up": stored[f"{laurel}linear_right.weight"], "laurel_norm.weight": stored[f"{laurel}post_laurel_norm.weight"],
+        }  # fmt: skip
+        weights |= {f"{layer}.{name}": array for name, array in inner.items()}
+    return weights
+
+
+def test_logits_are_those_of_gemma3n() -> None:
+    model, _ = _gemma3n()
+    stored, architecture = randomise(model), _architecture(**STREAM_FIELDS)
+    ids = np.random.default_rng(0).integers(10, size=(SEQS, POSITIONS))
+    expected = model(torch.tensor(ids), use_cache=False).logits
+    weights = {**_model_weights(stored, 4, 2), **_stream_weights(stored, 4), "ids": ids}
+    logits = run_program(architecture, model_program(architecture), "logits", weights, np.zeros(1))
+    assert_equal(LOGIT_CAP * np.tanh(logits / LOGIT_CAP), expected)
+
+
 def test_logits_are_those_of_gemma4() -> None:
     model, _ = _gemma4()
     stored, architecture = randomise(model), _architecture()
@@ -98,10 +157,11 @@ def test_logits_are_those_of_gemma4() -> None:
     assert_equal(run_program(architecture, model_program(architecture), "logits", weights, np.zeros(1)), expected)
 
 
-def test_flops_are_counted_products() -> None:
+@pytest.mark.parametrize(("build", "fields"), [(_gemma4, {}), (_gemma3n, STREAM_FIELDS)])
+def test_flops_are_counted_products(build: Callable[[], tuple[Any, Any]], fields: dict[str, Any]) -> None:
     """The counter counts whole squares of scores, of which the causal half is required."""
-    seq_len, architecture = 32, _architecture()
-    model, _ = _gemma4()
+    seq_len, architecture = 32, _architecture(**fields)
+    model, _ = build()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(SEQS, seq_len, dtype=torch.long), use_cache=False)
     sizes = {**architecture.dims, "B": SEQS, "T": seq_len, "span": 1.0}
@@ -110,15 +170,19 @@ def test_flops_are_counted_products() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("build", "fields"),
     [
-        {"num_layers": 13, "num_shared": 7, "layer_types": None, "use_double_wide_mlp": True, "global_head_dim": 8},
-        {"num_layers": 13, "num_shared": 6, "layer_types": None, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
-         "num_global_key_value_heads": 1},
+        (_gemma4, {"num_layers": 13, "num_shared": 7, "layer_types": None, "use_double_wide_mlp": True, "global_head_dim": 8}),
+        (_gemma4, {"num_layers": 13, "num_shared": 6, "layer_types": None, "hidden_size_per_layer_input": 0,
+                   "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+        (_gemma3n, {"num_hidden_layers": 13, "num_kv_shared_layers": 4, "layer_types": None, "attention_bias": True,
+                    "activation_sparsity_pattern": None}),
+        (_gemma3n, {"num_hidden_layers": 6, "layer_types": None, "num_kv_shared_layers": 0,
+                    "intermediate_size": [40, 40, 40, 24, 24, 24]}),
     ],
 )  # fmt: skip
-def test_parameters_are_those_of_transformers(fields: dict[str, Any]) -> None:
+def test_parameters_are_those_of_transformers(build: Callable[..., tuple[Any, Any]], fields: dict[str, Any]) -> None:
     rotary = dict.fromkeys(("full_attention", "sliding_attention"), ROPE)
     with torch.device("meta"):
-        model, config = _gemma4(**{**fields, "rope_parameters": rotary})
+        model, config = build(**{**fields, "rope_parameters": rotary})
     assert num_params(parse_config(config.to_dict())) == sum(weight.numel() for weight in model.parameters())

@@ -20,7 +20,7 @@ from shardwise.model import numerics
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import model_program
 from shardwise.model.huggingface.config import parse_config
-from shardwise.model.operations.elementwise_and_indexing import FUNCTIONS
+from shardwise.model.operations.elementwise_functions import FUNCTIONS
 from shardwise.run.numpy import kernels
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.run.numpy.kernels import Router

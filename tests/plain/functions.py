@@ -1,5 +1,5 @@
 """Elementwise functions and norms of a decoder by the names that its program has for them;
-`model/operations/elementwise_and_indexing.py` cites each."""
+`model/operations/elementwise_functions.py` cites each."""
 
 from __future__ import annotations
 

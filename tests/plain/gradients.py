@@ -1,4 +1,4 @@
-"""Functions that keep for their backward pass what the derivation says it reads (`model/operations/elementwise_and_indexing.py`),
+"""Functions that keep for their backward pass what the derivation says it reads (`model/operations/elementwise_functions.py`),
 where PyTorch's own
 operations keep more: each of them keeps its operands, those of a gated activation, of a norm on a CPU and of the loss between."""
 

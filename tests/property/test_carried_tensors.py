@@ -132,7 +132,7 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], message: s
 @pytest.mark.parametrize(("chunks", "tp"), [((2, 4), 1), ((3, 1, 2), 2)])
 def test_layers_that_reuse_keys_have_no_cache(chunks: tuple[int, ...], tp: int) -> None:
     """Chunks of a prompt on several devices give the logits of the whole prompt on one."""
-    (whole_prompt, served), (logits, _) = _serve((6,), 1), _serve(chunks, tp)
+    (whole_prompt, served), (logits, _) = (serve_prompt(model(), *split) for split in (((6,), 1), (chunks, tp)))
     assert np.abs(logits - whole_prompt).max() <= TOLERANCE * np.abs(whole_prompt).max()
     cached = {path: len(caches) for path, caches in served.caches.items() if path.startswith("layers")}
     assert cached == {"layers.0": 2, "layers.1": 2, "layers.2": 0, "layers.3": 0}
@@ -142,11 +142,12 @@ def test_layers_that_reuse_keys_have_no_cache(chunks: tuple[int, ...], tp: int) 
     )
 
 
-def _serve(chunks: tuple[int, ...], tp: int) -> tuple[Any, ServedModel]:
+def serve_prompt(architecture: Architecture, chunks: tuple[int, ...], tp: int) -> tuple[Any, ServedModel]:
     """Return the logits after a prompt of six tokens in chunks, with random weights, and the model."""
-    architecture, rng, weights = model(), np.random.default_rng(0), {}
+    rng, weights = np.random.default_rng(0), {}
     scheme = InferenceScheme(structure=architecture.structure)
-    units = {"embedding": "embedding", **{f"layers.{i}": unit for i, unit in enumerate(PATTERN)}, "head": "head"}
+    layers = {f"layers.{i}": unit for i, unit in enumerate(architecture.layer_units)}
+    units = {"embedding": "embedding", **layers, "head": "head"}
     for path, unit in units.items():
         program = derive_inference_unit(scheme, unit).program
         weights[path] = {

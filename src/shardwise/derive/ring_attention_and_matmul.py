@@ -31,7 +31,7 @@ from shardwise.derive.sharded_program import (
 from shardwise.layout import TP_AXES, ShardingScheme
 from shardwise.model import Accumulate, Contract, Map, Role
 from shardwise.model.operations import ATTENTION_OPERATIONS
-from shardwise.model.operations.elementwise_and_indexing import FUNCTIONS
+from shardwise.model.operations.elementwise_functions import FUNCTIONS
 from shardwise.sharding import Axes, CollectiveKind
 
 RING_AXES: Axes = ("cp",)  # of ring attention

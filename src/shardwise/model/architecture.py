@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardwise.model.adapters import absent_modules, expand_lora_targets
+from shardwise.model.alternating_streams import stream_sizes
 from shardwise.model.attended_shares import attended_shares, mean_attended_share, scan_shares
 from shardwise.model.carried_tensors import KeySharing, carried_dims
 from shardwise.model.layer_pattern import (
@@ -23,7 +24,6 @@ from shardwise.model.layer_pattern import (
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.model.omitted_parts import OmittedPart, config_notes
 from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence
-from shardwise.model.residual_streams import stream_dims
 from shardwise.model.size_rules import combination_problems, kind_problems
 from shardwise.model.structure import (
     ACTIVATION_WEIGHTS,
@@ -48,7 +48,7 @@ OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
     "index_heads", "index_head_dim", "index_topk", "index_block", "expert_latent_dim", "embedding_rows", "norm_gate_rank",
-    "num_streams", "output_rank", "compress_window", "layer_input_dim", "layer_input_rows",
+    "num_streams", "output_rank", "compress_window", "layer_input_dim", "layer_input_rows", "laurel_rank",
 )  # fmt: skip
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
@@ -77,7 +77,9 @@ class Architecture:
     `recurrence` mixes the tokens beside the `mixer`, or in place of attention where that is "none".
     `embedding_rows` are those of the embedding where it has more than the head (0: as many). `norm_gate_rank` is the width of
     the MLP whose sigmoid gates a norm.
-    With `num_streams` the residual stream is so many (hyper-connections), which layers mix unless `mixed_streams` is false.
+    With `num_streams` the residual stream is so many (hyper-connections), which layers mix unless `mixed_streams` is false, or
+    of which layers compute one and predict the others (`alternating_streams`: `model.alternating_streams`). A `laurel_rank` is
+    that of a learned residual beside attention's, and `sparse_activation` keeps the largest gates of an MLP (Gemma 3n).
     With `shared_keys` one head of keys, which are its values as well, serves all heads; `num_kv_heads` are then the groups of
     heads that have an output product each, to `output_rank`; compressed keys stand for `compress_window` tokens each (0:
     none), or for twice as many in `overlapping_windows`, of which the indexer selects some where there is one;
@@ -160,7 +162,10 @@ class Architecture:
     values_from_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_scales: bool = field(default=False, metadata=OMIT_DEFAULT)
     mixed_streams: bool = field(default=True, metadata=OMIT_DEFAULT)
+    alternating_streams: bool = field(default=False, metadata=OMIT_DEFAULT)
     num_streams: int = field(default=0, metadata=OMIT_DEFAULT)
+    laurel_rank: int = field(default=0, metadata=OMIT_DEFAULT)
+    sparse_activation: bool = field(default=False, metadata=OMIT_DEFAULT)
     shared_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
     output_rank: int = field(default=0, metadata=OMIT_DEFAULT)
     compress_window: int = field(default=0, metadata=OMIT_DEFAULT)
@@ -264,7 +269,7 @@ class Architecture:
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers), indexer=bool(self.index_topk),
             block_indexer=bool(self.index_block), streams=bool(self.num_streams), compressed_keys=bool(self.compress_window),
-            latent_experts=bool(self.expert_latent_dim),
+            latent_experts=bool(self.expert_latent_dim), laurel=bool(self.laurel_rank),
             separate_values=bool(self.v_head_dim and not self.kv_lora_rank), norm_gates=bool(self.norm_gate_rank),
             layer_inputs=bool(self.layer_input_dim),
             recurrence=None if self.recurrence is None else self.recurrence.structure,
@@ -358,7 +363,7 @@ class Architecture:
                 else {}
             ),
             **({"o": self.output_rank, "m": self.compress_window or 1, "v": 2} if self.shared_keys else {}),
-            **stream_dims(self.num_streams, mixed=self.mixed_streams),
+            **stream_sizes(self),
             **carried_dims(self),
             **(self.recurrence.dims if self.recurrence else {}),
         }

@@ -107,10 +107,11 @@ def carried_problems(model: Architecture) -> list[str]:
             "key_sharing is about keys and values from the hidden state, without latents, indexers and differences; "
             "key_sharing = none is required"
         )
-    if (shares_keys or model.layer_input_dim) and (model.num_predict_layers or model.num_streams or model.parallel):
+    has_other_streams = model.num_streams and not model.alternating_streams
+    if (shares_keys or model.layer_input_dim) and (model.num_predict_layers or has_other_streams or model.parallel):
         problems.append(
-            "tensors beside the residual stream are known for one stream, layers whose halves follow one another, and without "
-            "modules behind them; num_streams = 0, parallel = false and num_predict_layers = 0 are required"
+            "tensors beside the residual stream are known for one stream or alternating_streams, layers whose halves follow one "
+            "another, and without modules behind them; num_streams = 0, parallel = false and num_predict_layers = 0 are required"
         )
     return problems
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from shardwise.model.alternating_streams import AlternatingStreamBuilder
 from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN, TOKENS, NormDims, add_norm
 from shardwise.model.carried_tensors import (
@@ -142,6 +143,7 @@ def has_untied_embedding_weights(architecture: Architecture) -> bool:
         architecture.structure.has_learned_positions
         or architecture.embedding_norm
         or bool(architecture.layer_input_dim)
+        or architecture.alternating_streams
     )
 
 
@@ -190,19 +192,28 @@ def add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: s
         x = builder.elementwise("add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
     if architecture.embedding_norm:
         x = add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL)
-    return StreamBuilder(builder, prefix).split(x) if architecture.structure.streams else x
+    return x
 
 
 def add_embeddings(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> tuple[str, ...]:
     """Add the embedding, and the inputs of all layers where each has an embedding of its own."""
     x = add_embedding(builder, architecture, prefix)
+    streams = stream_builder(builder, architecture, prefix).split(x) if architecture.structure.streams else x
     if not architecture.structure.layer_inputs:
-        return (x,)
+        return (streams,)
 
     def norm(y: str, name: str) -> str:
         return add_norm(builder, architecture, y, f"{prefix}{name}", dims=_LAYER_INPUT_NORM)
 
-    return x, add_layer_inputs(builder, (f"{prefix}ids", x), prefix, norm)
+    return streams, add_layer_inputs(builder, (f"{prefix}ids", x), prefix, norm)
+
+
+def stream_builder(
+    builder: ProgramBuilder, architecture: Architecture, prefix: str
+) -> StreamBuilder | AlternatingStreamBuilder:
+    """Return the builder of several residual streams of an architecture."""
+    kind = AlternatingStreamBuilder if architecture.alternating_streams else StreamBuilder
+    return kind(builder, prefix)
 
 
 _LAYER_INPUT_NORM = NormDims(LAYER_INPUTS_DIMS, (INPUT_WIDTH,), (INPUT_WIDTH,))
@@ -250,7 +261,7 @@ def _add_head_layer(builder: ProgramBuilder, architecture: Architecture, x: str,
 
 def add_logits(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
     """Add the last norm and the logits of hidden states `x`, whose dims but the last are kept."""
-    x = StreamBuilder(builder, prefix).join(x) if architecture.structure.streams else x
+    x = stream_builder(builder, architecture, prefix).join(x) if architecture.structure.streams else x
     rows = builder.tensors[x].dims[:-1]
     dims = NormDims((*rows, "D"))
     y = add_norm(builder, architecture, x, f"{prefix}final_norm", dims=dims) if architecture.final_norm else x

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from shardwise.model.alternating_streams import LAUREL_RANK, AlternatingStreamBuilder
 from shardwise.model.attention_block import AttentionBuilder
 from shardwise.model.block_parts import HIDDEN, TOKENS
 from shardwise.model.carried_tensors import INPUT_WIDTH, LAYER_INPUT, LAYER_INPUT_DIMS
@@ -22,17 +23,26 @@ class BlockBuilder(AttentionBuilder):
     """Writes one block's operations: what mixes its tokens, and an MLP or experts."""
 
     def build(self, x: str) -> str:
+        if self.architecture.alternating_streams:
+            return self.alternate_streams(x)
         if self.architecture.structure.streams:
             return self.update_streams(x)
         if self.architecture.parallel:
             return self.parallel_branches(x)
+        x = self.halves(x)
+        if not self.architecture.structure.layer_inputs:
+            return x
+        return self.elementwise("add", [x, self.layer_input(x)], "x_next_layer", HIDDEN, Role.RESIDUAL)
+
+    def halves(self, x: str) -> str:
+        """Add what mixes tokens and what follows it, each with its norms and the residual around it."""
         has_feed_forward = self.architecture.feed_forward != "none"
         if self.architecture.has_mixer:
             x = self.enter_half(x, "attention_norm")
-            mixed = self.post_norm(
-                self.mixer(self.pre_norm(x, "attention_norm", "mixer")), "attention_post_norm", "mixer"
-            )
+            y = self.pre_norm(x, "attention_norm", "mixer")
+            mixed = self.post_norm(self.mixer(y), "attention_post_norm", "mixer")
             x = self.elementwise("add", [x, mixed], "x_mid" if has_feed_forward else "x_out", HIDDEN, Role.RESIDUAL)
+            x = self.add_laurel(x, y) if self.architecture.structure.laurel else x
             x = self.leave_half(x, "attention_norm")
         if not has_feed_forward:
             return x
@@ -42,18 +52,35 @@ class BlockBuilder(AttentionBuilder):
         else:
             out = self.feed_forward(self.pre_norm(x, "mlp_norm"))
         x = self.elementwise("add", [x, self.post_norm(out, "mlp_post_norm")], "x_out", HIDDEN, Role.RESIDUAL)
-        x = self.leave_half(x, "mlp_norm")
-        return self.add_layer_input(x) if self.architecture.structure.layer_inputs else x
+        return self.leave_half(x, "mlp_norm")
 
-    def add_layer_input(self, x: str) -> str:
-        """Add the layer's embedding of the tokens, gated by the hidden state, as a third part of the block (Gemma 3n)."""
+    def add_laurel(self, x: str, y: str) -> str:
+        """Add what attention read and the norm of a product of low rank of it, over √2 with the residual stream `x` (Menghani et
+        al. 2024, LAuReL)."""
+        with self.builder.in_part(ModelPart.STREAMS):
+            down = self.contract(y, "laurel_down", (LAUREL_RANK, "D"), "laurel_hidden", (*TOKENS, LAUREL_RANK))
+            up = self.contract(down, "laurel_up", ("D", LAUREL_RANK), "laurel_out", HIDDEN)
+        learned = self.elementwise("add", [y, self.norm(up, "laurel_norm")], "laurel", HIDDEN)
+        return self.elementwise("scaled_add", [x, learned], "x_augmented", HIDDEN, Role.RESIDUAL)
+
+    def alternate_streams(self, x: str) -> str:
+        """Add the two halves of the block on the first of several streams, between the prediction of all streams and their
+        correction; the others get the layer's embedding of the tokens (Gemma 3n)."""
+        streams = AlternatingStreamBuilder(self.builder, self.prefix)
+        predicted, active = streams.predict(x)
+        x = streams.correct((predicted, active), self.halves(active))
+        if not self.architecture.structure.layer_inputs:
+            return x
+        return streams.add_to_predicted(x, self.layer_input(streams.scaled_first(x)))
+
+    def layer_input(self, x: str) -> str:
+        """Add the layer's embedding of the tokens, gated by the hidden state, its product back to D, and a norm (Gemma 3n)."""
         with self.builder.in_part(ModelPart.MLP):
             gate = self.contract(x, "layer_input_gate", (INPUT_WIDTH, "D"), "layer_gate", LAYER_INPUT_DIMS)
             layer_input = self.read_carried(LAYER_INPUT, LAYER_INPUT_DIMS)
             gated = self.elementwise(self.architecture.mlp, [gate, layer_input], "layer_gated", LAYER_INPUT_DIMS)
             out = self.contract(gated, "layer_input_out", ("D", INPUT_WIDTH), "layer_out", HIDDEN)
-        normed = self.norm(out, "layer_input_norm")
-        return self.elementwise("add", [x, normed], "x_next_layer", HIDDEN, Role.RESIDUAL)
+        return self.norm(out, "layer_input_norm")
 
     def enter_half(self, x: str, name: str) -> str:
         """Add the norm of the residual stream before a half of the block, where the structure has one (MiniMax 2025)."""
@@ -133,12 +160,22 @@ class BlockBuilder(AttentionBuilder):
         inputs = [self.add_bias(up, "mlp", "up", "F", hidden)]
         if self.architecture.structure.has_gated_mlp:
             gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
-            inputs.insert(0, self.add_bias(gate, "mlp", "gate", "F", hidden))
+            gate = self.add_bias(gate, "mlp", "gate", "F", hidden)
+            inputs.insert(0, self.largest_gates(gate, hidden) if self.architecture.sparse_activation else gate)
         weights = ACTIVATION_WEIGHTS.get(self.architecture.mlp, ())
         inputs += [self.builder.weight(f"{self.prefix}act.{name}", "u") for name in weights]
         act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
         act = self.inner_norm(act, "mlp_inner_norm", hidden)
         return self.project_out(act, "w_down", ("F", "D"), "mlp_out")
+
+    def largest_gates(self, gate: str, dims: tuple[str, ...]) -> str:
+        """Add the choice of the largest gates of each token, from the mean and the variance of all, whose sums over devices are
+        tensors of their own."""
+        sums = [
+            self.elementwise(function, [gate], f"gate.{name}", TOKENS, Role.STATISTIC)
+            for function, name in (("sum", "sum"), ("sum_square", "squares"))
+        ]
+        return self.elementwise("gaussian_top_k", [gate, *sums], "largest_gates", dims, over=("F",))
 
     def experts(self, y: str, router_input: str | None = None) -> str:
         """Add dispatch, experts and combine; the AllToAlls follow from the resting specs of the routed rows. The router reads

@@ -38,6 +38,7 @@ from shardwise.model.operations.recurrences import UpdateRule
 from shardwise.model.placeholder_sizes import placeholder_architecture
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
 from shardwise.model.recurrent_mixers import RecurrentStructure
+from shardwise.model.residual_streams import residual_dims
 from shardwise.model.structure import ModelStructure
 
 CACHE_ROWS = ("B", SLOTS)
@@ -261,7 +262,7 @@ def inference_unit_program(structure: ModelStructure, unit: str, *, absorbs_late
     builder = ProgramBuilder(position_dims=TOKENS)
     if unit == "embedding":
         return builder.build(add_embeddings(builder, architecture, ""))
-    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    x = builder.input("x", residual_dims(structure.unit_structure(unit).streams), Role.RESIDUAL)
     if unit == "head":
         return builder.build([_add_picked_logits(builder, architecture, x)])
     prefix = MTP_BLOCK_PREFIX if unit == "predict" else ""
@@ -274,7 +275,8 @@ def inference_unit_program(structure: ModelStructure, unit: str, *, absorbs_late
 
 def _add_picked_logits(builder: ProgramBuilder, architecture: Architecture, x: str) -> str:
     tokens = builder.input("picked_tokens", PICKED, Role.CONSTANT)
-    picked = builder.add(PickTokens((x, tokens), (builder.tensor("picked", (*PICKED, "D"), Role.ACTIVATION),)))
+    dims = (*PICKED, *builder.tensors[x].dims[2:])
+    picked = builder.add(PickTokens((x, tokens), (builder.tensor("picked", dims, Role.ACTIVATION),)))
     return add_logits(builder, architecture, picked, "", tied=architecture.tied_embeddings)
 
 

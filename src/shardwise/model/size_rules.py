@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.model.adapters import LORA_TARGETS, expand_lora_targets
 from shardwise.model.carried_tensors import carried_problems, carried_sources
 from shardwise.model.layer_pattern import pattern_problems
-from shardwise.model.structure import ACTIVATION_WEIGHTS
+from shardwise.model.structure import ACTIVATION_WEIGHTS, IS_GATED
 from shardwise.values import InputError
 
 Architecture = Any  # `model.architecture` imports this module
@@ -132,6 +132,7 @@ def _part_problems(model: Architecture) -> Iterator[str]:
         yield "values that are keys have the width of keys; v_head_dim = 0 or values_from_keys = false is required"
     if model.window_kind != "sliding" and not model.sliding_window:
         yield "window_kind is about a window, and there is none; sliding_window, the tokens of a chunk, is required"
+    yield from _alternating_stream_problems(model)
     if not model.mixed_streams and not model.num_streams:
         yield "mixed_streams is about several residual streams, and there is one; num_streams is required"
     for name in ("pre_norms", "post_norms"):
@@ -139,6 +140,23 @@ def _part_problems(model: Architecture) -> Iterator[str]:
             yield f"{name}_over says for what {name} are, and there are none; {name} = true is required"
     if model.num_experts and ACTIVATION_WEIGHTS.get(model.mlp):
         yield f"{model.mlp} has weights of its own, which are known for an MLP alone; num_experts = 0 is required"
+
+
+def _alternating_stream_problems(model: Architecture) -> Iterator[str]:
+    """Yield what is wrong with streams that predict one another, a learned residual, and gates of which the largest are kept."""
+    if model.alternating_streams and (model.num_streams < 2 or not model.mixed_streams):
+        yield (
+            f"alternating_streams are one that layers compute and others that they predict, found num_streams = "
+            f"{model.num_streams}; at least 2 are required, with mixed_streams = true"
+        )
+    has_halves = model.has_mixer and model.feed_forward != "none" and model.pre_norms and not model.parallel
+    if model.laurel_rank and (not has_halves or (model.num_streams and not model.alternating_streams)):
+        yield (
+            "laurel_rank is that of a residual beside attention's, between a mixer and a feed_forward with norms before them; "
+            "parallel = false, pre_norms = true and one stream or alternating_streams are required"
+        )
+    if model.sparse_activation and (model.feed_forward != "mlp" or model.num_experts or not IS_GATED.get(model.mlp)):
+        yield "sparse_activation is about the gates of an MLP, and there are none; a gated mlp and num_experts = 0 are required"
 
 
 def _latent_and_vocabulary_problems(model: Architecture) -> Iterator[str]:
@@ -169,6 +187,7 @@ def _parts_without_adapters(model: Architecture) -> list[str]:
         "a recurrence": model.recurrence is not None, "an indexer": bool(model.index_topk),
         "a gate of attention": model.attention_gate != "none", "one head of keys": model.shared_keys,
         "a latent of experts": bool(model.expert_latent_dim), "an embedding for each layer": bool(model.layer_input_dim),
+        "streams that layers predict": model.alternating_streams, "a learned residual": bool(model.laurel_rank),
     }  # fmt: skip
     return [name for name, is_present in parts.items() if is_present]
 

@@ -87,13 +87,13 @@ class ModelStructure:
     (`block_indexer`) in blocks, a choice for each key-value head. `latent_experts` read and write a latent of each token;
     `expert_scales` multiply what each expert gives. `lora_targets`: which modules (`model.adapters`) have low-rank adapters;
     where there are any, nothing else is trained. `streams`: the residual stream is several, which layers read, write and mix
-    by weights of each token, or (`mixed_streams` false) read and write alone. `shared_keys`: one head of keys, which are its
-    values as well, serves all query heads, and each group of heads has an output product of its own; `compressed_keys` stand
-    for windows of tokens beside it, or for `overlapping_windows`. `layer_inputs`: each layer reads an embedding of its own, and
-    `key_sharing` layers store keys and values for later ones, or reuse these (`carried_tensors`). `hashed_experts` are chosen by
-    the token. `kinds` are the
-    structures of the layers that differ from this one, by the names of their units, in the order in which the model first has
-    them.
+    by weights of each token, or (`mixed_streams` false) read and write alone; of `alternating_streams` a layer computes one and
+    predicts the others. `laurel` is a learned residual of low rank, and `sparse_activation` keeps the largest gates of an MLP.
+    `shared_keys`: one head of keys, which are its values as well, serves all query heads, and each group of heads has an output
+    product of its own; `compressed_keys` stand for windows of tokens beside it, or for `overlapping_windows`. `layer_inputs`:
+    each layer reads an embedding of its own, and `key_sharing` layers store keys and values for later ones, or reuse these
+    (`carried_tensors`). `hashed_experts` are chosen by the token. `kinds` are the structures of the layers that differ from this
+    one, by the names of their units, in the order in which the model first has them.
     """
 
     mixer: MixerKind = "attention"
@@ -117,6 +117,9 @@ class ModelStructure:
     embedding_norm: bool = False
     streams: bool = False
     mixed_streams: bool = True
+    alternating_streams: bool = False
+    laurel: bool = False
+    sparse_activation: bool = False
     parallel: bool = False
     separate_norms: bool = False
     shared_gate: bool = False

@@ -91,6 +91,7 @@ class ServingRates:
         by_group = {
             "attention": formats.attention_format, "recurrence": formats.attention_format, "mlp": narrow,
             "experts": formats.expert_format, "router": bf16, "vocabulary": bf16, "norm": bf16, "prediction": bf16,
+            "streams": bf16,
         }  # fmt: skip
         return cls(
             constants=constants, groups={group: GroupRates.of(chip, part) for group, part in by_group.items()},

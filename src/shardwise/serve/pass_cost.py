@@ -11,6 +11,7 @@ from shardwise.serve.pass_work import Column, PassWork
 TERMS: Mapping[str, str] = {
     "attention": "products of attention", "recurrence": "products of recurrences", "mlp": "products of MLPs",
     "experts": "products of experts", "router": "router", "vocabulary": "products with the vocabulary",
+    "streams": "products of residual streams",
 }  # fmt: skip
 CACHE, PROMPT, LAUNCHES, HOST = "attention over the cache", "attention of inputs", "launches", "host"
 ACTIVATIONS = "norms, gates and casts"

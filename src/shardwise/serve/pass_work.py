@@ -57,9 +57,10 @@ class PassCollective:
 class PassWork:
     """Work of one pass on the busiest device.
 
-    `products` by group of weights: "attention", "mlp", "experts", "router", "vocabulary", "recurrence". `cache_elements` are
-    read by decoding sequences, whose attention takes `decode_flops`; that of a chunk takes `prompt_flops`. `state_elements` of
-    recurrences are read and written; `activation_elements` by kernels without weights. `kernels` counts launches by class.
+    `products` by group of weights: "attention", "mlp", "experts", "router", "vocabulary", "recurrence", "streams".
+    `cache_elements` are read by decoding sequences, whose attention takes `decode_flops`; that of a chunk takes `prompt_flops`.
+    `state_elements` of recurrences are read and written; `activation_elements` by kernels without weights. `kernels` counts
+    launches by class.
     """
 
     products: Mapping[str, Products]

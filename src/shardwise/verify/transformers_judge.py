@@ -138,7 +138,7 @@ def _differences(theirs: Mapping[str, ParameterGroup], ours: Mapping[str, Parame
 
 
 def _match(theirs: Mapping[str, int], ours: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Return the names that are not accounted for on either side: of the same size first, then sums of several."""
+    """Return the names that are not accounted for on either side: of the same size first, then sums of several, of either."""
     spare, missing = dict(ours), []
     for name, size in theirs.items():
         equal = next((weight for weight, elements in spare.items() if elements == size), None)
@@ -146,14 +146,21 @@ def _match(theirs: Mapping[str, int], ours: Mapping[str, int]) -> tuple[list[str
             missing.append(name)
         else:
             del spare[equal]
-    left: list[str] = []
-    for name in sorted(missing, key=lambda name: theirs[name]):
-        parts = _parts_of(theirs[name], sorted(spare.items(), key=lambda item: -item[1]))
-        if parts is None:
-            left.append(name)
-        for part in parts or ():
-            del spare[part]
-    return left, list(spare)
+    left = _match_sums({name: theirs[name] for name in missing}, spare)
+    spare = _match_sums(spare, left)
+    return list(left), list(spare)
+
+
+def _match_sums(totals: Mapping[str, int], parts: dict[str, int]) -> dict[str, int]:
+    """Return the totals that are no sum of some parts, the smallest first; parts of others are removed."""
+    left = {}
+    for name in sorted(totals, key=lambda name: totals[name]):
+        names = _parts_of(totals[name], sorted(parts.items(), key=lambda item: -item[1]))
+        if names is None:
+            left[name] = totals[name]
+        for part in names or ():
+            del parts[part]
+    return left
 
 
 def _parts_of(total: int, weights: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:

@@ -174,7 +174,7 @@ def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
         width = read_first(*_as_keys(experts.get("dense_width", "intermediate_size")))
         yield dense_list(_parse_dense_layers(experts), width, experts.get("dense", {}))
     if "key_sharing_types" in table:
-        yield key_sharing_list(table["key_sharing_types"])
+        yield key_sharing_list(**table["key_sharing_types"])
     for name, key in table.get("layer_sizes", {}).items():
         yield size_list(name, key)
 

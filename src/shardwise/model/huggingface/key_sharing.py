@@ -11,11 +11,12 @@ from shardwise.model.huggingface.layer_lists import FULL, SLIDING, LayerList
 STORE, REUSE, PLAIN = "store", "reuse", "plain"
 
 
-def key_sharing_list(every: int) -> LayerList:
+def key_sharing_list(every: int, last: str = "") -> LayerList:
     """Return the list of layers that store keys and values for the last `num_kv_shared_layers`, or are of these.
 
     A layer stores them if it is the last one of its type before those that reuse them. Where the config does not list the types,
-    every n-th layer has no window; the last one never has. Source: `kv_sharing_modes` of Gemma4TextConfig, transformers 5.23.
+    every n-th layer has no window. `last` is the type of the last layer, whatever the list says. Source: `kv_sharing_modes` of
+    Gemma3nTextConfig and Gemma4TextConfig, transformers 5.23.
     """
 
     def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
@@ -25,11 +26,11 @@ def key_sharing_list(every: int) -> LayerList:
         if not count:
             return [PLAIN] * num_layers
         types = config.first("layer_types") or [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
-        types, first = [*types[:-1], FULL], num_layers - count
+        types, first = [*types[:-1], last or types[-1]], num_layers - count
         if {*types[:first]} != {*types}:
             raise ValueError("no layer before those that reuse keys and values is of the same type as one of them")
-        last = {kind: layer for layer, kind in enumerate(types[:first])}
-        stores = [STORE if layer in last.values() else PLAIN for layer in range(first)]
+        storing = {kind: layer for layer, kind in enumerate(types[:first])}
+        stores = [STORE if layer in storing.values() else PLAIN for layer in range(first)]
         return [*stores, *[REUSE] * count]
 
     def fields(config: TrackedConfig, value: str) -> Mapping[str, Any]:
@@ -48,3 +49,39 @@ def read_layer_input_rows(config: TrackedConfig) -> int:
     """Return the rows of the table of layers' embeddings; 0 without one, and where they are the vocabulary's."""
     width, rows = config.first("hidden_size_per_layer_input"), config.first("vocab_size_per_layer_input")
     return 0 if width == 0 else int(262_144 if rows is None else rows)
+
+
+def read_layer_input_dim(config: TrackedConfig) -> Any:
+    """Return the width of the layers' embeddings, which Gemma 3n always has."""
+    return _read_count(config, "hidden_size_per_layer_input", 256)
+
+
+def read_laurel_rank(config: TrackedConfig) -> Any:
+    """Return the rank of the learned residual, which Gemma 3n always has."""
+    return _read_count(config, "laurel_rank", 64)
+
+
+def _read_count(config: TrackedConfig, key: str, default: int) -> Any:
+    stated = config.first(key)
+    if stated == 0:
+        raise ValueError(f"{key} is 0; at least 1 is required")
+    return default if stated is None else stated
+
+
+SPARSE_LAYERS = (
+    10  # leading layers that keep the largest gates alone where the config lists no shares, of more layers than these
+)
+
+
+def list_gates(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return which layers keep the largest of their MLP's gates alone: those with a share of zeros above 0 (Gemma 3n)."""
+    shares = config.first("activation_sparsity_pattern")
+    if shares is None:
+        num_sparse = SPARSE_LAYERS if num_layers > SPARSE_LAYERS else 0
+        return ["largest_gates"] * num_sparse + ["all_gates"] * (num_layers - num_sparse)
+    if not isinstance(shares, (list, tuple)) or len(shares) != num_layers:
+        raise ValueError(f"activation_sparsity_pattern is not a list of a share for each of {num_layers} layers")
+    for share in shares:
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+            raise ValueError(f"activation_sparsity_pattern has {share!r}; shares of 0 to less than 1 are required")
+    return ["largest_gates" if share else "all_gates" for share in shares]

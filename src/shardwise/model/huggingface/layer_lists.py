@@ -89,11 +89,12 @@ def window_list(every: int) -> LayerList:
 
 
 def size_list(field: str, key: str) -> LayerList:
-    """Return the list of layers with sizes of their own under a key; a kind of layer is named for its field and size."""
+    """Return the list of layers with sizes of their own under a key, or with one size for all; a kind of layer is named for its
+    field and size."""
 
     def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
         sizes = config.first(key)
-        if sizes is None:
+        if sizes is None or (isinstance(sizes, int) and not isinstance(sizes, bool)):
             return [field] * num_layers
         if not isinstance(sizes, (list, tuple)) or len(sizes) != num_layers:
             raise ValueError(f"{key} is not a list of a size for each of {num_layers} layers")

@@ -15,7 +15,12 @@ from shardwise.model.huggingface.field_readers import (
     read_first,
     read_flag,
 )
-from shardwise.model.huggingface.key_sharing import read_layer_input_rows
+from shardwise.model.huggingface.key_sharing import (
+    list_gates,
+    read_laurel_rank,
+    read_layer_input_dim,
+    read_layer_input_rows,
+)
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
 from shardwise.model.huggingface.recent_readers import RECENT_LISTS, RECENT_READERS
 from shardwise.model.huggingface.recurrence_readers import RECURRENCE_READERS
@@ -138,7 +143,7 @@ UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "multiple_width": _read_multiple_width, "nemotron_shared_width": _read_nemotron_shared_width,
     "listed_layers": _read_listed_layers, "indexed_topk": _read_indexed_topk,
     "largest_block_width": read_largest_width, "first_block_heads": read_first_heads,
-    "layer_input_rows": read_layer_input_rows,
+    "layer_input_rows": read_layer_input_rows, "layer_input_dim": read_layer_input_dim, "laurel_rank": read_laurel_rank,
     **RECURRENCE_READERS, **RECENT_READERS, **VARIANT_READERS,
 }  # fmt: skip
 
@@ -218,5 +223,5 @@ UNCOMMON_LISTS: Mapping[str, ListReader] = {
     "first_of_four": _first_of_four, "last_layer": _last_layer, "flint_layers": _flint_layers, "sparse_step": _sparse_step,
     "nemotron_pattern": _nemotron_pattern, "bamba_layers": _bamba_layers, "jamba_layers": _jamba_layers,
     "jamba_experts": _jamba_experts, "lfm2_layers": _lfm2_layers, "llama4_layers": _llama4_layers,
-    "llama4_experts": _llama4_experts, **RECENT_LISTS, **VARIANT_LISTS,
+    "llama4_experts": _llama4_experts, "gates_of_layers": list_gates, **RECENT_LISTS, **VARIANT_LISTS,
 }  # fmt: skip

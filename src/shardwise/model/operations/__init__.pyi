@@ -55,5 +55,7 @@ from .short_convolution import CONVOLUTION_OPERATIONS as CONVOLUTION_OPERATIONS
 from .short_convolution import SegmentEdge as SegmentEdge
 from .short_convolution import ShortConvolution as ShortConvolution
 from .short_convolution import ShortConvolutionGradient as ShortConvolutionGradient
+from .slices import DropIndex as DropIndex
+from .slices import DropIndexGradient as DropIndexGradient
 from .slices import TakeIndex as TakeIndex
 from .slices import TakeIndexGradient as TakeIndexGradient

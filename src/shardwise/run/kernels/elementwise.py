@@ -1,6 +1,6 @@
 """Elementwise functions of a decoder by their names in the program.
 
-`model/operations/elementwise_and_indexing.py` cites the source of each.
+`model/operations/elementwise_functions.py` cites the source of each.
 
 Operands come aligned, so that they broadcast. A function never overwrites an operand; where that is allowed, the call
 says so.

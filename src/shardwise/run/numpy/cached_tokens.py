@@ -150,8 +150,9 @@ def convolve_new_rows(x: Array, weight: Array, rows: Array) -> tuple[Array, Arra
 
 
 def pick_tokens(x: Array, tokens: Array, first: int) -> Array:
-    """Return the rows of some tokens [B,j], zero for tokens of other devices; `first` is the number of this device's first."""
-    local = tokens - first
+    """Return the rows [...] of `x` [B,T,...] of some tokens [B,j], zero for tokens of other devices; `first` is the number of
+    this device's first."""
+    local = (tokens - first).reshape(*tokens.shape, *(1,) * (x.ndim - 2))
     is_local = (local >= 0) & (local < x.shape[1])
-    picked = np.take_along_axis(x, np.where(is_local, local, 0)[..., None], axis=1)
-    return np.array(picked * is_local[..., None])
+    picked = np.take_along_axis(x, np.where(is_local, local, 0), axis=1)
+    return np.array(picked * is_local)

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwise.derive import ComputeStep
 from shardwise.model import Accumulate, Contract, Lookup, Map, MatrixFunction, Operation, Route
+from shardwise.model.alternating_streams import LAUREL_RANK
 from shardwise.model.operations import (
     CACHED_TOKEN_OPERATIONS,
     COMPRESSION_OPERATIONS,
@@ -19,6 +20,8 @@ from shardwise.model.operations import (
     WINDOWS,
     Concatenate,
     ConcatenateGradient,
+    DropIndex,
+    DropIndexGradient,
     HashedRoute,
     RouteGradient,
     Scan,
@@ -48,7 +51,9 @@ if TYPE_CHECKING:
 DIMS = (
     *"EBT",
     WINDOWS,
-    *"ZjtVFMSfgalximKGLOAHNXYIRUCQbJPrqeohdWuzpD",
+    *"ZjtVFMSfgalximKGLOAHNXYIRUCQbJPrqeohdWuzp",
+    LAUREL_RANK,
+    "D",
 )  # the order in which the operands of a map are aligned
 
 
@@ -101,6 +106,10 @@ class DeviceKernel:
                 return np.array(np.take(arrays[0], operation.index, self.placed.inputs[0].dims.index(operation.dim)))
             case TakeIndexGradient():
                 return self.put_index(operation, *arrays)
+            case DropIndex():
+                return np.delete(arrays[0], operation.index, self.placed.inputs[0].dims.index(operation.dim))
+            case DropIndexGradient():
+                return np.insert(arrays[0], operation.index, 0.0, self.placed.outputs[0].dims.index(operation.dim))
             case Lookup():
                 return self.lookup(operation, *arrays)
             case Scatter():

@@ -26,6 +26,7 @@ from shardwise.model.numerics import (
     SQRT_SOFTPLUS,
     SWIGLU_LIMIT,
 )
+from shardwise.run.numpy.alternating_streams import ALTERNATING_STREAM_MAPS
 from shardwise.run.numpy.recurrence_functions import RECURRENCE_MAPS, sigmoid
 
 Array = NDArray[Any]
@@ -216,6 +217,7 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "sigmoid_dx": lambda dy, x, width: dy * sigmoid(x) * sigmoid(-x),
     "multiply": lambda x, factor, width: x * factor,
     **RECURRENCE_MAPS,
+    **ALTERNATING_STREAM_MAPS,
     "gated_relu2": lambda gate, up, width: np.maximum(gate, 0.0) ** 2 * up,
     "gated_relu2_dgate": lambda dy, gate, up, width: 2.0 * dy * up * np.maximum(gate, 0.0),
     "gated_relu2_dup": lambda dy, gate, width: dy * np.maximum(gate, 0.0) ** 2,
