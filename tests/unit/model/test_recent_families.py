@@ -127,3 +127,28 @@ def test_blocks_limit_the_keys_that_a_query_sees() -> None:
     model = parse_config({**MINIMAX, "sparse_attention_config": table})
     seen = sum(min(query + 1, 3 * 16 + query % 16 + 1) for query in range(4096))
     assert model.mean_attended_share(4096) == pytest.approx(seen / 4096**2, rel=0.01)
+
+
+GEMMA3N: dict[str, Any] = {
+    "model_type": "gemma3n_text", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 96, "num_hidden_layers": 5, "num_kv_shared_layers": 0, "vocab_size": 100,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"laurel_rank": 0}, "laurel_rank is 0; at least 1 is required"),
+        ({"laurel_rank": "x"}, "laurel_rank is 'x'; a whole number of at least 1 is required"),
+        ({"vocab_size_per_layer_input": 8.5}, "layer_input_rows is 8.5; a whole number"),
+        ({"altup_num_inputs": 1}, "found num_streams = 1; at least 2 are required"),
+        ({"altup_active_idx": 1}, r"altup_active_idx = 1 \(known: 0\)"),
+        ({"activation_sparsity_pattern": [0.5]}, "is not a list of a share for each of 5 layers"),
+        ({"activation_sparsity_pattern": [1.0] * 5}, "has 1.0; shares of 0 to less than 1 are required"),
+        ({"num_kv_shared_layers": 4}, "no layer before those that reuse keys and values is of the same type"),
+    ],
+)
+def test_gemma3n_refuses_what_it_cannot_build(fields: dict[str, Any], message: str) -> None:
+    assert parse_config(GEMMA3N).alternating_streams
+    with pytest.raises(InputError, match=message):
+        parse_config({**GEMMA3N, **fields})

@@ -45,10 +45,10 @@ def key_sharing_list(every: int, last: str = "") -> LayerList:
     return LayerList(read, fields)
 
 
-def read_layer_input_rows(config: TrackedConfig) -> int:
+def read_layer_input_rows(config: TrackedConfig) -> Any:
     """Return the rows of the table of layers' embeddings; 0 without one, and where they are the vocabulary's."""
     width, rows = config.first("hidden_size_per_layer_input"), config.first("vocab_size_per_layer_input")
-    return 0 if width == 0 else int(262_144 if rows is None else rows)
+    return 0 if width == 0 else 262_144 if rows is None else rows
 
 
 def read_layer_input_dim(config: TrackedConfig) -> Any:
