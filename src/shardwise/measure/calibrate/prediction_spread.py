@@ -9,7 +9,7 @@ which is drawn towards that of the class around it the more, the fewer groups it
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,9 +73,19 @@ def fit_spread(errors: LeftOutErrors, num_groups: int) -> Spread:
 
 def _pooled_scale(errors: LeftOutErrors, is_member: NDArray[np.bool_], outer_scale: float) -> float:
     """Return the scale of a class, drawn towards that of the class around it; one group alone says nothing of another."""
-    num_others = len({group for group, inside in zip(errors.groups, is_member, strict=True) if inside}) - 1
-    share = num_others / (num_others + SCALE_VARIANCE / SCALE_WIDTH**2)
+    share = group_share({group for group, inside in zip(errors.groups, is_member, strict=True) if inside})
     return float(outer_scale * (_mean_scale(errors, is_member) / outer_scale) ** share)
+
+
+def group_share(groups: Collection[Hashable]) -> float:
+    """Return how much the errors of some groups count for their class beside those of the class around it: 0 for one group, which
+    says nothing of another.
+
+    >>> [round(group_share(range(number)), 2) for number in (1, 2, 5)]
+    [0.0, 0.64, 0.88]
+    """
+    num_others = len(groups) - 1
+    return num_others / (num_others + SCALE_VARIANCE / SCALE_WIDTH**2)
 
 
 def _mean_scale(errors: LeftOutErrors, is_member: NDArray[np.bool_]) -> float:
@@ -85,7 +95,12 @@ def _mean_scale(errors: LeftOutErrors, is_member: NDArray[np.bool_]) -> float:
 
 def weighted_percentiles(values: Array, weights: Array) -> tuple[float, float]:
     """Return the weighted 5th and 95th percentiles of values."""
+    low, high = (weighted_quantile(values, weights, tail) for tail in TAILS)
+    return low, high
+
+
+def weighted_quantile(values: Array, weights: Array, quantile: float) -> float:
+    """Return the least value that a share of the weights is at or below."""
     order = np.argsort(values)
     shares = np.cumsum(weights[order])
-    low, high = (float(values[order][np.searchsorted(shares, tail * shares[-1])]) for tail in TAILS)
-    return low, high
+    return float(values[order][np.searchsorted(shares, quantile * shares[-1])])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.measure.calibrate.prediction_spread import group_share, weighted_quantile
 from shardwise.measure.serving.serving_fit import (
     FOLDS,
     TPOT_OFFSETS,
@@ -26,8 +30,8 @@ from shardwise.serve.steady_state import INTERVAL_DEVIATIONS
 
 Array = NDArray[np.float64]
 # Share of errors with a family left out that a 90% interval reaches: with widths from other families it then holds 90% of rows.
-QUANTILE = 0.94
-POOLED_ROWS = 20.0  # a cell of an engine is drawn towards that of all engines by as many rows
+QUANTILE = 0.925
+LEAST_ERROR = 1e-6
 HEADER = (
     "# Constants of serving engines, fitted to measure/serving/serving_rows.csv; measure.serving.fitted_constants makes this.",
     "# width: standard deviation of the logarithm of a constant over fits without a family, chip, engine or source of rows.",
@@ -85,47 +89,72 @@ def _spreads(
     table: RowTable, fold: FoldPredictions, fitted: FittedConstants, latency: str
 ) -> dict[str, dict[str, list[float]]]:
     """Return the deviations of each engine and kind of model by cell."""
-    residuals = fold.tpot if latency == "tpot" else fold.ttft
-    deviations = cell_deviations(residuals, prediction_cells(table, fitted, latency))
+    deviations = CellErrors.of(table, fold, fitted, latency).deviation
     return {
         engine: {kind: [round(deviations(engine, kind, cell), 3) for cell in range(3)] for kind in ("dense", "experts")}
         for engine in _engines(table)
     }
 
 
-Cell = tuple[str, str, int]
+Cell = tuple[str, str, int]  # engine, kind of model, and share of inputs or load
 
 
-def cell_deviations(residuals: Array, cells: Sequence[Cell]) -> Callable[[str, str, int], float]:
-    """Return the deviation of the logarithms of rows by cell: what `QUANTILE` of the errors in the cell are within, drawn towards
-    those of the kind of model in all engines, and these towards all."""
-    sizes = np.log(np.maximum(np.abs(residuals), 1e-6))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellErrors:
+    """Errors of rows whose group was left out: magnitudes of logarithms of predictions over measurements, the weights of rows in
+    the fit, their cells, and the groups that a fold leaves out."""
 
-    def quantile(inside: Sequence[bool], wider: float) -> float:
-        values = sizes[np.array(inside, dtype=bool)]
-        share = len(values) / (len(values) + POOLED_ROWS)
-        return share * float(np.quantile(values, QUANTILE)) + (1.0 - share) * wider if len(values) else wider
+    sizes: Array
+    weights: Array
+    cells: Sequence[Cell]
+    groups: Sequence[str]
 
-    everything = float(np.quantile(sizes, QUANTILE))
+    @classmethod
+    def of(cls, table: RowTable, fold: FoldPredictions, fitted: FittedConstants, latency: str) -> CellErrors:
+        """Return the errors of a fold."""
+        residuals = fold.tpot if latency == "tpot" else fold.ttft
+        cells = prediction_cells(table, fitted, latency)
+        return cls(sizes=np.abs(residuals), weights=table.weights, cells=cells, groups=fold.groups)
 
-    def deviation(engine: str, kind: str, cell: int) -> float:
-        of_kind = quantile([key[1:] == (kind, cell) for key in cells], everything)
-        return float(np.exp(quantile([key == (engine, kind, cell) for key in cells], of_kind))) / INTERVAL_DEVIATIONS
+    def only(self, is_member: NDArray[np.bool_]) -> CellErrors:
+        """Return the errors of some rows."""
+        return CellErrors(
+            sizes=self.sizes[is_member], weights=self.weights[is_member], cells=list(compress(self.cells, is_member)),
+            groups=list(compress(self.groups, is_member)),
+        )  # fmt: skip
 
-    return deviation
+    def deviation(self, engine: str, kind: str, cell: int) -> float:
+        """Return the deviation of the logarithms of rows in a cell, from what `QUANTILE` of its errors are within.
+
+        It is drawn towards that of the kind of model in all engines, this towards that of all models, and this towards that of
+        all rows, each the more, the fewer groups it has (`prediction_spread.group_share`).
+        """
+        logarithm = self._quantile(lambda _: True, 0.0, share=1.0)
+        logarithm = self._quantile(lambda key: key[2] == cell, logarithm)
+        logarithm = self._quantile(lambda key: key[1:] == (kind, cell), logarithm)
+        return math.exp(self._quantile(lambda key: key == (engine, kind, cell), logarithm)) / INTERVAL_DEVIATIONS
+
+    def _quantile(self, is_inside: Callable[[Cell], bool], wider: float, share: float | None = None) -> float:
+        """Return the logarithm of the quantile of the errors in some cells, drawn towards a wider one's."""
+        inside = np.array([is_inside(cell) for cell in self.cells]) & (self.weights > 0.0)
+        if not inside.any():
+            return wider
+        share = group_share(set(compress(self.groups, inside))) if share is None else share
+        quantile = weighted_quantile(self.sizes[inside], self.weights[inside], QUANTILE)
+        return share * math.log(max(quantile, LEAST_ERROR)) + (1.0 - share) * wider
 
 
 def nested_deviations(table: RowTable, fold: FoldPredictions, fitted: FittedConstants, latency: str) -> Array:
     """Return the deviation of each row from the errors of the other groups that a fold leaves out: nothing of a row's own group
     is in its interval."""
-    residuals = fold.tpot if latency == "tpot" else fold.ttft
-    cells = prediction_cells(table, fitted, latency)
-    deviations = np.zeros(len(cells))
+    errors = CellErrors.of(table, fold, fitted, latency)
+    deviations = np.zeros(len(errors.cells))
     for group in dict.fromkeys(fold.groups):
         outside = np.array([name != group for name in fold.groups])
-        deviation_of = cell_deviations(residuals[outside], [cells[row] for row in np.flatnonzero(outside)])
-        by_cell = {cell: deviation_of(*cell) for cell in {cells[row] for row in np.flatnonzero(~outside)}}
-        deviations[~outside] = [by_cell[cells[row]] for row in np.flatnonzero(~outside)]
+        of_others = errors.only(outside)
+        left_out = list(compress(errors.cells, ~outside))
+        by_cell = {cell: of_others.deviation(*cell) for cell in set(left_out)}
+        deviations[~outside] = [by_cell[cell] for cell in left_out]
     return deviations
 
 
