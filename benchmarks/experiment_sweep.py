@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from shardwise.measure import ExperimentRequest, run_experiment
 from shardwise.measure.experiments.backends import LocalProcesses
-from shardwise.measure.experiments.candidates import list_candidates
+from shardwise.measure.experiments.candidates import Candidate, list_candidates
 from shardwise.measure.experiments.driver import ExperimentDriver
-from shardwise.measure.experiments.grid_file import ExperimentBudget, read_grid
-from shardwise.measure.experiments.ledger import Ledger, read_ledger
+from shardwise.measure.experiments.grid_file import ExperimentBudget, ExperimentGrid, read_grid
+from shardwise.measure.experiments.ledger import Ledger, LedgerRow, read_ledger
 from shardwise.measure.experiments.ledger_summary import best_row
 from shardwise.measure.experiments.listed_order import ListedOrder
 from shardwise.measure.experiments.run_experiment import describe_experiment, record_candidates
@@ -73,36 +75,51 @@ def main() -> int:
     print(f"{num_run} of {len(rows)} configurations run ({num_run / len(rows):.0%}); best: {best.configuration.label}")
 
     grid = read_grid(grid_file)
-    left = {name: item for name, item in list_candidates(grid).items() if not rows[name].attempts}
+    candidates = list_candidates(grid)
+    left = {name: item for name, item in candidates.items() if not rows[name].attempts}
     if arguments.others is not None:
         chosen = random.Random(0).sample(sorted(left), min(arguments.others, len(left)))
         left = {name: left[name] for name in chosen}
-    with Ledger(folder / "rest.jsonl") as ledger, StopRequest() as stop:
-        experiment = describe_experiment(grid)
-        record_candidates(ledger, experiment, left)
-        chooser = ListedOrder(tuple(left), ExperimentBudget(), experiment)
-        driver = ExperimentDriver(
-            ledger=ledger, backend=LocalProcesses(1), target=make_target(grid, left), chooser=chooser, experiment=experiment,
-            versions={}, report=print,
-        )  # fmt: skip
-        if code := driver.run(stop):
-            return code
-        rest = dict(ledger.rows)
-    inside = judged = 0
+    rest = run_all(grid, left, folder / "rest.jsonl")
+    best_name = best.configuration.fingerprint
+    (again,) = run_all(grid, {best_name: candidates[best_name]}, folder / "again.jsonl").values()
+    inside, widths = 0, []
     for name, row in rest.items():
         prediction = rows[name].prediction
         if row.measurement and prediction and prediction.interval90:
-            judged += 1
-            inside += prediction.ends[0] <= row.measurement.step_time_s <= prediction.ends[1]
+            low, high = prediction.ends
+            widths.append((high / low) ** 0.5 - 1)
+            inside += low <= row.measurement.step_time_s <= high
+    if again.measurement is not None:
+        drift = again.measurement.step_time_s / best.measurement.step_time_s
+        print(f"the best found takes {drift:.3f} of its first time at the end: how far the machine has drifted")
     best_left = best_row(rest.values())
     if best_left is not None and best_left.measurement is not None:
         ratio = best.measurement.step_time_s / best_left.measurement.step_time_s
         print(
             f"the best found takes {ratio:.3f} of the best of the {len(rest)} others, {best_left.configuration.label}"
         )
-    if judged:
-        print(f"{inside} of {judged} ({inside / judged:.0%}) of the others lie in their intervals")
+    if widths:
+        width = statistics.median(widths)
+        print(
+            f"{inside} of {len(widths)} ({inside / len(widths):.0%}) of the others lie in their intervals, ±{width:.0%}"
+        )
     return 0
+
+
+def run_all(grid: ExperimentGrid, candidates: Mapping[str, Candidate], ledger_file: Path) -> dict[str, LedgerRow]:
+    """Run all of some configurations, one at a time, and return their rows."""
+    with Ledger(ledger_file) as ledger, StopRequest() as stop:
+        experiment = describe_experiment(grid)
+        record_candidates(ledger, experiment, candidates)
+        chooser = ListedOrder(tuple(candidates), ExperimentBudget(), experiment)
+        driver = ExperimentDriver(
+            ledger=ledger, backend=LocalProcesses(1), target=make_target(grid, candidates), chooser=chooser,
+            experiment=experiment, versions={}, report=print,
+        )  # fmt: skip
+        if driver.run(stop):
+            sys.exit("stopped; the same command goes on")
+        return dict(ledger.rows)
 
 
 if __name__ == "__main__":
