@@ -61,6 +61,12 @@ def test_a_twentieth_of_many_gates_is_kept() -> None:
     assert np.mean(kept > 0) == pytest.approx(0.05, abs=2e-3)
 
 
+@pytest.mark.parametrize("name", ["match_magnitude", "match_magnitude_dsquares", "match_magnitude_dgoal"])
+def test_a_row_of_zeros_has_no_magnitude_and_no_gradient(name: str) -> None:
+    zeros = [np.zeros((1, 1, 2, 3))] * (2 if "_d" in name else 1)
+    assert not get_map(name)(*zeros, np.zeros((1, 1, 2, 1)), np.zeros((1, 1, 1, 1)), width=3).any()
+
+
 def test_training_refuses_them_by_name() -> None:
     parts = unrunnable_parts(model(**STREAM_FIELDS).structure)
     assert {"streams that layers predict", "a learned residual of low rank", "gaussian_top_k"} <= {*parts}

@@ -144,7 +144,7 @@ GEMMA3N: dict[str, Any] = {
         ({"altup_num_inputs": 1}, "found num_streams = 1; at least 2 are required"),
         ({"altup_active_idx": 1}, r"altup_active_idx = 1 \(known: 0\)"),
         ({"activation_sparsity_pattern": [0.5]}, "is not a list of a share for each of 5 layers"),
-        ({"activation_sparsity_pattern": [1.0] * 5}, "has 1.0; shares of 0 to less than 1 are required"),
+        ({"activation_sparsity_pattern": [1.0] * 5}, "has 1.0; shares of 0 and 0.95 are known here"),
         ({"num_kv_shared_layers": 4}, "no layer before those that reuse keys and values is of the same type"),
     ],
 )
@@ -152,3 +152,11 @@ def test_gemma3n_refuses_what_it_cannot_build(fields: dict[str, Any], message: s
     assert parse_config(GEMMA3N).alternating_streams
     with pytest.raises(InputError, match=message):
         parse_config({**GEMMA3N, **fields})
+
+
+def test_gemma3n_takes_what_its_config_leaves_out_from_its_code() -> None:
+    """A key that its code does not read decides nothing."""
+    model = parse_config({**GEMMA3N, "num_hidden_layers": 12, "kinds_of_gates": ["all_gates"] * 12})
+    assert model.numerics.logit_cap == 30.0
+    assert [model.layer_architecture(layer).sparse_activation for layer in range(12)] == [True] * 10 + [False] * 2
+    assert "a bound of the weights of streams while they are trained" in model.numerics.unread

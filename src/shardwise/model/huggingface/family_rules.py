@@ -32,7 +32,7 @@ from shardwise.model.huggingface.field_readers import (
     read_positive,
     read_product,
 )
-from shardwise.model.huggingface.key_sharing import key_sharing_list
+from shardwise.model.huggingface.key_sharing import GATE_LIST, key_sharing_list
 from shardwise.model.huggingface.layer_lists import (
     DENSE,
     SPARSE,
@@ -84,6 +84,7 @@ RULE_PARTS = (
     "position_types",
     "expert_types",
     "key_sharing_types",
+    "listed_gates",
 )  # names in a family's table that are no field
 FIELD_NAMES = frozenset(field.name for field in fields(Architecture)) - {*RULE_PARTS}
 
@@ -173,6 +174,8 @@ def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
         experts = table["experts"]
         width = read_first(*_as_keys(experts.get("dense_width", "intermediate_size")))
         yield dense_list(_parse_dense_layers(experts), width, experts.get("dense", {}))
+    if table.get("listed_gates"):
+        yield GATE_LIST
     if "key_sharing_types" in table:
         yield key_sharing_list(**table["key_sharing_types"])
     for name, key in table.get("layer_sizes", {}).items():

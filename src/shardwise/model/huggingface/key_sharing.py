@@ -68,20 +68,24 @@ def _read_count(config: TrackedConfig, key: str, default: int) -> Any:
     return default if stated is None else stated
 
 
-SPARSE_LAYERS = (
-    10  # leading layers that keep the largest gates alone where the config lists no shares, of more layers than these
-)
+# Leading layers that keep the largest gates alone where the config lists no shares, of more layers than these.
+SPARSE_LAYERS = 10
+SHARES = (0.0, 0.95)  # of zeros among gates: none, and that of every published Gemma 3n, which the arithmetic here has
 
 
-def list_gates(config: TrackedConfig, num_layers: int) -> list[str]:
+def _list_gates(config: TrackedConfig, num_layers: int) -> list[str]:
     """Return which layers keep the largest of their MLP's gates alone: those with a share of zeros above 0 (Gemma 3n)."""
     shares = config.first("activation_sparsity_pattern")
     if shares is None:
         num_sparse = SPARSE_LAYERS if num_layers > SPARSE_LAYERS else 0
-        return ["largest_gates"] * num_sparse + ["all_gates"] * (num_layers - num_sparse)
+        return [LARGEST_GATES] * num_sparse + [ALL_GATES] * (num_layers - num_sparse)
     if not isinstance(shares, (list, tuple)) or len(shares) != num_layers:
         raise ValueError(f"activation_sparsity_pattern is not a list of a share for each of {num_layers} layers")
-    for share in shares:
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-            raise ValueError(f"activation_sparsity_pattern has {share!r}; shares of 0 to less than 1 are required")
-    return ["largest_gates" if share else "all_gates" for share in shares]
+    unknown = next((share for share in shares if isinstance(share, bool) or share not in SHARES), None)
+    if unknown is not None:
+        raise ValueError(f"activation_sparsity_pattern has {unknown!r}; shares of 0 and 0.95 are known here")
+    return [LARGEST_GATES if share else ALL_GATES for share in shares]
+
+
+LARGEST_GATES, ALL_GATES = "largest_gates", "all_gates"
+GATE_LIST = LayerList(_list_gates, lambda config, value: {"sparse_activation": True} if value == LARGEST_GATES else {})

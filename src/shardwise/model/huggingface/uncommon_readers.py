@@ -16,7 +16,6 @@ from shardwise.model.huggingface.field_readers import (
     read_flag,
 )
 from shardwise.model.huggingface.key_sharing import (
-    list_gates,
     read_laurel_rank,
     read_layer_input_dim,
     read_layer_input_rows,
@@ -223,5 +222,5 @@ UNCOMMON_LISTS: Mapping[str, ListReader] = {
     "first_of_four": _first_of_four, "last_layer": _last_layer, "flint_layers": _flint_layers, "sparse_step": _sparse_step,
     "nemotron_pattern": _nemotron_pattern, "bamba_layers": _bamba_layers, "jamba_layers": _jamba_layers,
     "jamba_experts": _jamba_experts, "lfm2_layers": _lfm2_layers, "llama4_layers": _llama4_layers,
-    "llama4_experts": _llama4_experts, "gates_of_layers": list_gates, **RECENT_LISTS, **VARIANT_LISTS,
+    "llama4_experts": _llama4_experts, **RECENT_LISTS, **VARIANT_LISTS,
 }  # fmt: skip

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+SMALLEST = 1e-300  # of a divisor: sums of squares of zeros, whose quotients are zero
 LEAST_SQUARE = 1e-5  # of the mean square of a projected stream. Source: Gemma3nTextModel of transformers 5.23
 # Share of the gates that are set to zero. Source: activation_sparsity_pattern in the config.json of Gemma 3n
 SPARSITY = 0.95
@@ -31,7 +32,7 @@ def _without_first(x: Array) -> Array:
 
 
 def _deviation(total: Array, squares: Array, width: int) -> Array:
-    return np.array(np.sqrt(squares / width - (total / width) ** 2))
+    return np.array(np.sqrt(np.maximum(squares / width - (total / width) ** 2, SMALLEST)))
 
 
 def _above_cutoff(x: Array, total: Array, squares: Array, width: int) -> Array:
@@ -56,10 +57,15 @@ ALTERNATING_STREAM_MAPS: Mapping[str, Callable[..., Array]] = {
     "match_magnitude": lambda x, squares, goal, width: x * _magnitude_ratio(squares, goal, width),
     "match_magnitude_dx": lambda dy, squares, goal, width: dy * _magnitude_ratio(squares, goal, width),
     "match_magnitude_dsquares": lambda dy, x, squares, goal, width: (
-        -0.5 * dy * x * _magnitude_ratio(squares, goal, width) / squares * (squares / width > LEAST_SQUARE)
+        -0.5
+        * dy
+        * x
+        * _magnitude_ratio(squares, goal, width)
+        / np.maximum(squares, SMALLEST)
+        * (squares / width > LEAST_SQUARE)
     ),
     "match_magnitude_dgoal": lambda dy, x, squares, goal, width: (
-        0.5 * dy * x * _magnitude_ratio(squares, goal, width) / goal
+        0.5 * dy * x * _magnitude_ratio(squares, goal, width) / np.maximum(goal, SMALLEST)
     ),
     "stream_mean": lambda first, later, width: (first + later) / width,
     "divide_by_width": lambda dy, width: dy / width,
