@@ -21,9 +21,9 @@ Array = NDArray[np.float64]
 QUANTILE_90 = 1.6449  # of the normal distribution: 5% lie beyond it
 # Parts of a first prediction's variance, a choice: what all configurations share, what each has alone; terms have the rest.
 COMMON_PART, NOISE_PART = 0.5, 0.1
-# Terms whose constants come from micro-benchmarks of single collectives. Between processes of one machine they depend on its load: a
-# hop takes 0.15 ms on cores of one's own and 1.6 ms beside other programs (decision 105), so one run with such a term is worth more
-# than many without it.
+# Terms whose constants come from micro-benchmarks of single collectives. Between processes of one machine they depend on its
+# load: a hop takes 0.15 ms where nothing else runs on the cores and 1.6 ms beside other programs (decision 105), so one run with
+# such a term is worth more than many without it.
 COMMUNICATION = frozenset({"tp", "cp", "ep", "pp", "fsdp", "dp", "control", "host"})
 COMMUNICATION_DEVIATION = 1.5
 LEAST_DEVIATION = 0.03 / QUANTILE_90  # two runs of the same job differ by 2 to 5% (docs/accuracy.md)
