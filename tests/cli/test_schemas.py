@@ -63,6 +63,8 @@ SESSIONS = {
         "shardwise.explain/3",
     "serve estimate llama-3-8b h100:2 --isl 1000 --osl 200 --concurrency 8":
         "shardwise.serving_estimate/1",
+    "serve estimate llama-3-8b h100:2 --layout 'prefill: tp=1; decode: tp=1' --isl 1000 --osl 200 --concurrency 8":
+        "shardwise.serving_pools/1",
     "serve read 'vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs 64' h100:2": "shardwise.serving-launch/1",
     "serve plan gpt-oss-20b h100:4 --isl 1000 --osl 200 --rate 5/s --ttft 2s --tpot 30ms":
         "shardwise.serving_plan/1",
@@ -243,8 +245,10 @@ def test_a_model_and_a_layout_have_one_shape(key: str) -> None:
 
 def test_serving_has_layouts_of_its_own() -> None:
     shapes = {tuple(shape) for schema in json_schemas("serve").values() for shape in shapes_of("layout", schema)}
-    assert len(shapes) == 1
-    assert {"tp", "attention_dp", "replicas"} <= {*shapes.pop()}
+    assert len(shapes) == 2
+    pools, instance = sorted(shapes, key=len)
+    assert set(pools) == {"prefill", "decode"}
+    assert {"tp", "attention_dp", "replicas"} <= {*instance}
 
 
 def shapes_of(key: str, schema: dict[str, Any]) -> Iterator[list[str]]:

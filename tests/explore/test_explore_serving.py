@@ -33,6 +33,8 @@ def test_the_figures_are_those_of_the_command(capsys: pytest.CaptureFixture[str]
     assert answer["estimate"] == expected["estimate"]
     assert [point["layout"] for point in answer["front"]] == [point["layout"] for point in expected["front"]]
     assert answer["doubled_devices"] == expected["doubled_devices"]
+    pools = expected["pools"]
+    assert {name: answer["pools"][name] for name in pools} == pools
 
 
 def test_sliders_edit_the_address_and_the_limit_is_kept() -> None:
@@ -62,3 +64,17 @@ def test_every_number_of_the_report_is_in_the_payload() -> None:
     text = json.dumps(answer["report"])
     assert "to the first token" in text
     assert "terms of decode" in text
+
+
+def test_pools_are_beside_the_layout() -> None:
+    answer = with_report("serving", ask("&isl=8192&osl=256&tpot=20ms"))
+    text = json.dumps(answer["report"])
+    assert "Prefill and decode in pools of their own" in text
+    assert answer["pools"]["prefill_text"] in text
+    assert "terms of a first token" in text
+
+
+def test_no_pools_on_one_device() -> None:
+    payload = json.loads(dump_payload(Explorer(NameResolver()).answer("serving", MODEL.replace("h100:8", "h100:1"))))
+    assert payload["pools"] is None
+    assert "none on this cluster meets the limits" in json.dumps(with_report("serving", payload)["report"])

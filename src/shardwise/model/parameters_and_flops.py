@@ -12,10 +12,10 @@ from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS, build_unit_prog
 from shardwise.model.operations import (
     ATTENTION_OPERATIONS,
     RECURRENCE_OPERATIONS,
-    SELECT_OPERATIONS,
     SHARED_KEY_OPERATIONS,
     Contract,
     Operation,
+    Selection,
 )
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
@@ -202,7 +202,7 @@ def program_flops(program: Program) -> Polynomial:
 
 def _operation_flops(program: Program, operation: Operation) -> Polynomial:
     if not isinstance(
-        operation, (Contract, *SELECT_OPERATIONS, *SHARED_KEY_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)
+        operation, (Contract, Selection, *SHARED_KEY_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)
     ):
         return Polynomial()
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
@@ -251,7 +251,7 @@ def _names_with_gradient(program: Program) -> frozenset[str]:
     """Return the tensors that a gradient of the program's outputs reaches: all but those that only a choice reads."""
     reached = set(program.outputs)
     for operation in reversed(program.operations):
-        if isinstance(operation, SELECT_OPERATIONS):
+        if isinstance(operation, Selection):
             reached.difference_update(operation.outputs)
         elif not reached.isdisjoint(operation.outputs):
             reached.update(operation.inputs)
@@ -279,7 +279,7 @@ def layer_training_flops(
             flops *= 1 + _num_backward_products(program, operation, reached)
             weights = [operand for operand in operation.operands if program.tensors[operand].role is Role.WEIGHT]
             if isinstance(
-                operation, (*SELECT_OPERATIONS, *SHARED_KEY_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)
+                operation, (Selection, *SHARED_KEY_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)
             ):
                 scores += flops
             elif flops:

@@ -63,6 +63,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "kv-cache": ("book_formulas.kv_cache:KvCacheRecord",),
     "serve": (
         "search.serving.payloads:ServingEstimateRecord", "search.serving.payloads:ServingPlanRecord",
+        "search.serving.payloads:PooledEstimateRecord",
         "interop.serving.price_serving:ServingLaunchRecord",
     ),
     "roofline": ("book_formulas.rooflines.payloads:KernelsRecord", "book_formulas.rooflines.payloads:BlockRecord"),

@@ -101,6 +101,9 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "ServingEstimate": ResultFunctions(
         "present.reports.serving:serving_estimate_report", "search.serving.payloads:ServingEstimateRecord.of"
     ),
+    "PooledEstimate": ResultFunctions(
+        "present.reports.serving_pools:pooled_estimate_report", "search.serving.payloads:PooledEstimateRecord.of"
+    ),
     "ServingPlan": ResultFunctions(
         "present.reports.serving:serving_plan_report", "search.serving.payloads:ServingPlanRecord.of"
     ),

@@ -7,9 +7,10 @@ A serving problem is a model, a cluster, a workload and an engine (`serving_prob
 What a pass computes, reads and sends is derived from the model's program of inference (`inference_pass`, of many rows at once
 `table_work`) and priced at a chip's rates under an engine's constants (`kernel_seconds`,
 `pass_cost`, `engines`), what memory holds follows from each engine's rule (`memory`), and latencies from the steady state of an
-instance (`steady_state`).
+instance (`steady_state`), or of two pools where prefill and decode run on instances of their own (`pools`, `pooled_layout`).
 
-Entry points: `estimate.estimate_serving` for one layout, `estimate.estimate_table` for many; `workload.Workload`,
+Entry points: `estimate.estimate_serving` for one layout, `estimate.estimate_table` for many,
+`pools.estimate_pools` for pools; `workload.Workload`,
 `serving_layout.ServingLayout`, `serving_problem.ServingProblem`. May import: `price`,
 `book_formulas` and what is below them; neither torch nor jax.
 """

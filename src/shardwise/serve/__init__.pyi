@@ -17,6 +17,11 @@ from .inference_pass import SequenceGroup as SequenceGroup
 from .inference_pass import instance_degrees as instance_degrees
 from .legality import require_legal_serving_layout as require_legal_serving_layout
 from .legality import serving_layout_problems as serving_layout_problems
+from .pooled_estimate import PooledEstimate as PooledEstimate
+from .pooled_estimate import PoolFigures as PoolFigures
+from .pooled_layout import PooledLayout as PooledLayout
+from .pooled_layout import parse_any_layout as parse_any_layout
+from .pools import estimate_pools as estimate_pools
 from .serving_calibration import ServingCalibration as ServingCalibration
 from .serving_calibration import load_serving_calibration as load_serving_calibration
 from .serving_deployment import ServingDeployment as ServingDeployment

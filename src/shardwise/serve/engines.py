@@ -36,7 +36,7 @@ class ServingEngine:
     `dispatch=all_to_all` tokens of one copy of attention are exchanged too, and not only those of several. `fuses_chunks`:
     chunks of inputs share passes with decoding sequences. `polls_requests`: where requests are not admitted before each pass, it
     is at fixed intervals, and not so long after the first. `reserves_output`: a request starts when the cache has room for all
-    of its output.
+    of its output. `pool_prefill_factor`: the seconds of inputs in a pool of their own over those of the same passes elsewhere.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ServingEngine:
     polls_requests: bool
     reserves_output: bool
     exchanges_within_copy: bool
+    pool_prefill_factor: float
     degrees: tuple[str, ...]
     measured_chips: tuple[str, ...]
     source: str
@@ -151,7 +152,7 @@ def serving_engines() -> Mapping[str, ServingEngine]:
 
 ENGINE_KEYS = (
     "title", "release", "memory_rule", "memory_fractions", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
-    "polls_requests", "reserves_output", "exchanges_within_copy", "source",
+    "polls_requests", "reserves_output", "exchanges_within_copy", "pool_prefill_factor", "source",
 )  # fmt: skip
 
 

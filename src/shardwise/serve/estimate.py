@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -11,18 +11,24 @@ import numpy as np
 
 from shardwise.serve.configuration_table import ConfigurationTable, Floats, TableEstimate
 from shardwise.serve.engines import ServingEngine, get_serving_engine
+from shardwise.serve.estimate_parts import (
+    decode_pass_terms,
+    dollars_per_million,
+    first,
+    interval,
+    interval_of,
+    memory_of_row,
+    prompt_pass_terms,
+)
 from shardwise.serve.kernel_seconds import ServingRates
 from shardwise.serve.legality import require_legal_serving_layout
 from shardwise.serve.memory import MemoryColumns, size_memory
-from shardwise.serve.pass_cost import HOST
-from shardwise.serve.pass_work import Column
 from shardwise.serve.serving_calibration import ServingCalibration
 from shardwise.serve.serving_constants import NEUTRAL, prediction_spreads
-from shardwise.serve.serving_estimate import Prediction, ServingEstimate, ServingMemory, ServingVerdict
+from shardwise.serve.serving_estimate import ServingEstimate
 from shardwise.serve.serving_layout import ServingLayout
 from shardwise.serve.serving_problem import BatchLimits, ServingProblem
 from shardwise.serve.steady_state import (
-    INTERVAL_DEVIATIONS,
     PassPricer,
     Requests,
     SteadyState,
@@ -31,12 +37,10 @@ from shardwise.serve.steady_state import (
     solve_steady_state,
 )
 from shardwise.serve.table_work import PassLengths, TableWork
-from shardwise.values import InputError, pluralize
+from shardwise.values import InputError, pluralize, raise_problems
 from shardwise.values.errors import join_words
 
-MEMORY_MARGIN = 0.03  # a cache within this share of what is required is neither said to fit nor not to
 GRID_POINTS = 96  # concurrencies that a rate is looked for among
-SECONDS_PER_HOUR = 3600.0
 INPUT_SHARES = (0.08, 0.3)  # shares of TPOT that other inputs take, between which spreads differ
 LOADS = (8.5, 32.5)  # requests in an instance, between which spreads of first tokens differ
 # Mean power over the rated one: 260 runs of Llama 2 70B and BLOOM 176B on A100, 0.57 in batches below 16 and 0.64 above. Source:
@@ -99,26 +103,41 @@ class ServingModel:
         )  # fmt: skip
         return solve_steady_state(pricer, present, largest, requests)
 
+    def require_runnable(self, layouts: Sequence[ServingLayout]) -> None:
+        """Raise `InputError` for layouts that the model or the engine does not have, and for more devices than the cluster has,
+        over all of them."""
+        problem = self.problem
+        for layout in layouts:
+            require_legal_serving_layout(problem.architecture, layout, problem.formats)
+        problems = [text for layout in layouts for text in self.engine.layout_problems(problem.architecture, layout)]
+        num_devices = sum(layout.num_devices for layout in layouts)
+        if num_devices > (available := problem.cluster.num_devices):
+            problems.append(
+                f"layout: {'; '.join(map(str, layouts))} takes {num_devices} devices; at most the {available} of "
+                f"{problem.cluster.name} are required"
+            )
+        raise_problems(list(dict.fromkeys(problems)))
+
+    @property
+    def spread_cells(self) -> tuple[Floats, Floats]:
+        """Spreads of TPOT by the share that other inputs take of it, and of TTFT by the requests in an instance."""
+        kind = "experts" if self.problem.architecture.num_experts else "dense"
+        factor = 1.0 if self.is_measured else UNMEASURED_FACTOR
+        of_tpot, of_ttft = (
+            np.array(prediction_spreads(name, self.engine.name, kind)) * factor for name in ("tpot", "ttft")
+        )
+        return of_tpot, of_ttft
+
     def spreads(self, table: ConfigurationTable, state: SteadyState) -> tuple[Floats, Floats]:
         """Return the standard deviations of the logarithms of TPOT and TTFT over their predictions, of each row.
 
         They are those of models that were not fitted to: of an engine with dense models or with experts, by the share of a
         token's time that other inputs take, and for first tokens by the requests in the system.
         """
-        kind = "experts" if self.problem.architecture.num_experts else "dense"
-        factor = 1.0 if self.is_measured else UNMEASURED_FACTOR
-        of_tpot, of_ttft = (
-            np.array(prediction_spreads(name, self.engine.name, kind)) * factor for name in ("tpot", "ttft")
-        )
+        of_tpot, of_ttft = self.spread_cells
         return of_tpot[np.digitize(state.input_share, INPUT_SHARES)], of_ttft[
             np.digitize(table.concurrency / table.replicas, LOADS)
         ]
-
-
-def interval(values: Column, spread: Column) -> tuple[Floats, Floats]:
-    """Return the ends of the 90% intervals of values."""
-    factor = np.exp(INTERVAL_DEVIATIONS * np.asarray(spread))
-    return np.asarray(values / factor), np.asarray(values * factor)
 
 
 BLOCK_ROWS = 1 << 14  # rows that are priced at once: their columns stay in the caches of a core
@@ -177,9 +196,8 @@ def estimate_serving(problem: ServingProblem, layout: ServingLayout) -> ServingE
     >>> 0.006 < estimate.tpot_s.value < 0.014, estimate.memory.verdict
     (True, 'fits')
     """
-    require_legal_serving_layout(problem.architecture, layout, problem.formats)
     model = ServingModel.of(problem)
-    _require_runnable(model, layout)
+    model.require_runnable([layout])
     tokens = model.limits.max_batched_tokens or model.engine.max_batched_tokens
     grid = _concurrency_grid(model, layout, tokens)
     concurrency, max_rate = _operating_point(model, grid)
@@ -190,17 +208,6 @@ def estimate_serving(problem: ServingProblem, layout: ServingLayout) -> ServingE
     if problem.workload.rate_per_s is not None:
         state = _at_rate(pricer, table, state, problem.workload.rate_per_s)
     return _assemble(model, pricer, _Row(layout, table, memory, state, max_rate))
-
-
-def _require_runnable(model: ServingModel, layout: ServingLayout) -> None:
-    problems = model.engine.layout_problems(model.problem.architecture, layout)
-    if layout.num_devices > (available := model.problem.cluster.num_devices):
-        problems.append(
-            f"layout: {layout} takes {layout.num_devices} devices; at most the {available} of "
-            f"{model.problem.cluster.name} are required"
-        )
-    if problems:
-        raise InputError("\n".join(problems))
 
 
 def _concurrency_grid(
@@ -255,76 +262,19 @@ def _assemble(model: ServingModel, pricer: PassPricer, row: _Row) -> ServingEsti
     ttft_s, tpot_s, running = (first(column) for column in (state.ttft_s, state.tpot_s, state.running))
     request_s = ttft_s + tpot_s * max(workload.osl - 1, 0)
     requests_per_s = workload.rate_per_s or first(row.table.concurrency) / request_s
-    throughput = _predict(
+    throughput = interval_of(
         requests_per_s * workload.osl / layout.num_devices, 0.0 if workload.rate_per_s else tpot_spread
     )
-    decode = _decode_terms(pricer, state)
+    decode = decode_pass_terms(pricer, state.running)
     return ServingEstimate(
-        problem=model.problem, layout=layout, ttft_s=_predict(ttft_s, ttft_spread), tpot_s=_predict(tpot_s, tpot_spread),
+        problem=model.problem, layout=layout, ttft_s=interval_of(ttft_s, ttft_spread), tpot_s=interval_of(tpot_s, tpot_spread),
         tokens_per_s_per_device=throughput, requests_per_s=requests_per_s, max_rate_per_s=row.max_rate,
         concurrency=requests_per_s * request_s, running=running, decode_pass_s=first(state.pass_s),
-        prefill_s=first(prompt_seconds(pricer)), decode_terms=decode, prefill_terms=_prompt_terms(pricer),
-        bound=max(decode, key=lambda term: decode[term]), memory=_memory(row.memory),
-        usd_per_million_output_tokens=_price(model, throughput), watts_per_device=_watts(model),
-        is_measured=model.is_measured, notes=tuple(_list_notes(model, layout)),
+        prefill_s=first(prompt_seconds(pricer)), decode_terms=decode, prefill_terms=prompt_pass_terms(pricer),
+        bound=max(decode, key=lambda term: decode[term]), memory=memory_of_row(row.memory),
+        usd_per_million_output_tokens=dollars_per_million(model.problem.cluster.chip, throughput), watts_per_device=_watts(model),
+        is_measured=model.is_measured, notes=tuple(list_evidence_notes(model, [layout])),
     )  # fmt: skip
-
-
-def first(column: Column) -> float:
-    """Return the first row of a column, or a number as it is."""
-    return float(np.ravel(column)[0])
-
-
-def _predict(value: float, spread: float) -> Prediction:
-    factor = float(np.exp(INTERVAL_DEVIATIONS * spread))
-    return Prediction(value=value, low=value / factor, high=value * factor)
-
-
-def _decode_terms(pricer: PassPricer, state: SteadyState) -> dict[str, float]:
-    """Return the terms of a decode pass, the largest first; they add up to the pass."""
-    seconds = {name: first(value) for name, value in pricer.decode_terms(state.running).items()}
-    seconds[HOST] = first(pricer.host_seconds(state.running))
-    return _sorted({name: value * first(pricer.pass_factor) for name, value in seconds.items()})
-
-
-def _prompt_terms(pricer: PassPricer) -> dict[str, float]:
-    """Return the terms of one request's chunks, the largest first; launches by the host are what is beyond the device's."""
-    scale = first(pricer.work.num_chunks) * first(pricer.pass_factor)
-    seconds = {name: scale * first(value) for name, value in pricer.chunk_terms(0.0).items()}
-    seconds[HOST] = max(first(prompt_seconds(pricer)) - sum(seconds.values()), 0.0)
-    return _sorted(seconds)
-
-
-def _sorted(seconds: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in sorted(seconds.items(), key=lambda item: -item[1]) if value > 0}
-
-
-def _memory(memory: MemoryColumns) -> ServingMemory:
-    batch, required = first(memory.largest_batch), 1.0
-    verdict: ServingVerdict = "fits"
-    if batch < required * (1 + MEMORY_MARGIN):
-        verdict = "does not fit" if batch < required * (1 - MEMORY_MARGIN) else "not known"
-    parts = memory.parts
-    return ServingMemory(
-        capacity_bytes=first(parts.capacity_bytes), usable_bytes=first(memory.usable_bytes),
-        weight_bytes=first(parts.weight_bytes), activation_bytes=first(parts.activation_bytes),
-        runtime_bytes=first(parts.runtime_bytes), cache_bytes=first(memory.cache_bytes),
-        cache_bytes_per_token=first(parts.token_bytes), cache_tokens=int(first(memory.cache_tokens)),
-        largest_batch=int(batch), verdict=verdict, rule=memory.rule,
-    )  # fmt: skip
-
-
-def _price(model: ServingModel, throughput: Prediction) -> Prediction | None:
-    """Return the dollars of a million output tokens, where the chip has a price."""
-    price = model.problem.cluster.chip.price_usd_per_hour
-    if price is None:
-        return None
-    per_million = price / SECONDS_PER_HOUR * 1e6
-    assert throughput.low is not None
-    assert throughput.high is not None
-    return Prediction(
-        value=per_million / throughput.value, low=per_million / throughput.high, high=per_million / throughput.low
-    )
 
 
 def _watts(model: ServingModel) -> float | None:
@@ -333,7 +283,8 @@ def _watts(model: ServingModel) -> float | None:
     return None if power is None else power * MEAN_POWER_SHARE
 
 
-def _list_notes(model: ServingModel, layout: ServingLayout) -> Iterator[str]:
+def list_evidence_notes(model: ServingModel, layouts: Sequence[ServingLayout]) -> Iterator[str]:
+    """Yield what numbers of a deployment rest on, where that is less than measured rows."""
     chip, engine = model.problem.cluster.chip.name, model.engine
     if engine.name == NEUTRAL:
         yield (
@@ -345,9 +296,9 @@ def _list_notes(model: ServingModel, layout: ServingLayout) -> Iterator[str]:
             f"nothing measured of {engine.title} on {chip} is among the rows that constants rest on: they are those of NVIDIA's "
             "Hopper and Blackwell chips, and the intervals are wider"
         )
-    if layout.forms:
+    if forms := list(dict.fromkeys(form for layout in layouts for form in layout.forms)):
         yield (
-            f"no measured row has {join_words(layout.forms, 'or')}: the time is that of the derived collectives, at the rates of "
+            f"no measured row has {join_words(forms, 'or')}: the time is that of the derived collectives, at the rates of "
             "the others"
         )
     if (measured := model.problem.calibration) is not None:
@@ -355,7 +306,7 @@ def _list_notes(model: ServingModel, layout: ServingLayout) -> Iterator[str]:
             f"calibrated with {pluralize(measured.num_results, 'result')}: passes take {measured.pass_factor:.3g} times the "
             f"prediction, first tokens {measured.first_token_factor:.3g} times beside; intervals are as without them"
         )
-    if layout.redundant_experts:
+    if any(layout.redundant_experts for layout in layouts):
         yield "redundant experts are priced by what they hold and read; how far they balance the load was not measured"
     if model.limits.mtp_tokens and not model.limits.acceptance:
         yield f"acceptance of drafted tokens is assumed to be {engine.constants.acceptance:.2f} each"

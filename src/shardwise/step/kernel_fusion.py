@@ -17,12 +17,11 @@ from shardwise.model import Contract, MatrixFunction, Role, Tensor, density
 from shardwise.model.operations import (
     CACHED_ATTENTION_OPERATIONS,
     RECURRENCE_OPERATIONS,
-    SELECT_OPERATIONS,
     SHARED_KEY_OPERATIONS,
     CachedRecurrence,
     Scan,
     ScanGradient,
-    SelectSlots,
+    Selection,
 )
 from shardwise.model.operations.base import ONCE
 from shardwise.sharding import Spec
@@ -32,8 +31,8 @@ from shardwise.values.symbolic import FewestElements
 
 # Operations with matrix products, whose FLOPs are counted.
 COUNTED_OPERATIONS = (
-    Contract, MatrixFunction, Scan, ScanGradient, *SELECT_OPERATIONS, *SHARED_KEY_OPERATIONS, *RECURRENCE_OPERATIONS,
-    *CACHED_ATTENTION_OPERATIONS, SelectSlots, CachedRecurrence,
+    Contract, MatrixFunction, Scan, ScanGradient, Selection, *SHARED_KEY_OPERATIONS, *RECURRENCE_OPERATIONS,
+    *CACHED_ATTENTION_OPERATIONS, CachedRecurrence,
 )  # fmt: skip
 MergePredicate = Callable[[ComputeStep, ComputeStep], bool]
 PlacedSteps = list[tuple[int, ComputeStep]]  # computations that run as one kernel, with their positions

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.measure.serving.fitted_constants import fit_everything, nested_deviations
+from shardwise.measure.serving.pool_validation import PoolValidation, validate_pool_rows
+from shardwise.measure.serving.serving_errors import ServingErrors
 from shardwise.measure.serving.serving_fit import FoldPredictions, RowTable
 from shardwise.measure.serving.serving_rows import ServingRow, published_serving_rows, row_architecture
 from shardwise.serve.steady_state import INTERVAL_DEVIATIONS, latency_within
@@ -21,25 +23,6 @@ FEWEST_ROWS = 200  # of a class that coverage is stated of
 TPOT_LIMITS_S = (0.01, 0.02, 0.03, 0.05)
 SLACK = 1.05  # a pick breaks a limit beyond this multiple of it
 CLASSES = ("engine", "chip", "model", "source", "kind")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingErrors(Payload):
-    """Relative errors of one latency: `median`, `mean` and 90th percentile."""
-
-    num_rows: int
-    median: float
-    mean: float
-    percentile_90: float
-
-    @classmethod
-    def of(cls, residuals: Array) -> ServingErrors:
-        """Return the errors of logarithms of predictions over measurements."""
-        errors = np.abs(np.expm1(residuals))
-        return cls(
-            num_rows=len(errors), median=float(np.median(errors)), mean=float(errors.mean()),
-            percentile_90=float(np.percentile(errors, 90)),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +61,8 @@ class ServingChoice(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingValidation(Payload):
-    """Predictions of the published serving rows, by the package's constants (`fitted`) and with rows left out."""
+    """Predictions of the published serving rows, by the package's constants (`fitted`) and with rows left out; of those whose
+    prefill and decode part in `pools`."""
 
     SCHEMA = "shardwise.validate.serving/1"
     num_rows: int
@@ -86,6 +70,7 @@ class ServingValidation(Payload):
     folds: Sequence[ServingFold]
     coverage: Sequence[ServingCoverage]
     choices: Sequence[ServingChoice]
+    pools: PoolValidation
 
 
 def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValidation:
@@ -119,6 +104,7 @@ def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValida
         ],
         coverage=_coverage(table, family, spreads),
         choices=[_choose(table, family, spreads[0], limit_s) for limit_s in TPOT_LIMITS_S],
+        pools=validate_pool_rows(),
     )  # fmt: skip
 
 

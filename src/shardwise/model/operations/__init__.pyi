@@ -31,8 +31,8 @@ from .elementwise_and_indexing import ConcatenateGradient as ConcatenateGradient
 from .elementwise_and_indexing import Lookup as Lookup
 from .elementwise_and_indexing import Map as Map
 from .elementwise_and_indexing import Scatter as Scatter
-from .key_selection import SELECT_OPERATIONS as SELECT_OPERATIONS
 from .key_selection import SelectBlocks as SelectBlocks
+from .key_selection import Selection as Selection
 from .key_selection import SelectKeys as SelectKeys
 from .matmul_and_attention import ATTENTION_OPERATIONS as ATTENTION_OPERATIONS
 from .matmul_and_attention import Contract as Contract

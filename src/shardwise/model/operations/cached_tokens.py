@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwise.model.operations.base import Dims, Operation, OperationKind, OperationSharding
+from shardwise.model.operations.key_selection import Selection
 from shardwise.model.operations.recurrences import FORWARD_PRODUCTS, SequenceRecurrence
 from shardwise.sharding import Axes, Spec
 from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials
@@ -163,22 +164,17 @@ class LatentAttention(CachedAttention):
 
 
 @dataclass(frozen=True, slots=True)
-class SelectSlots(Operation):
+class SelectSlots(Selection):
     """Slots [B, T, s] of the cache that each new token attends to: those with the s largest scores among the slots that it sees.
 
     Inputs: an indexer's queries [B, T, A, Y], cached keys [B, Z, Y] and weights [B, T, A], and a mask as that of
     `CachedAttention`. With a `block`, the letter of its size, there are no weights, and queries [B, T, K, Y] choose numbers of
-    blocks of slots for each key-value head [B, T, K, s] (`SelectBlocks`). Where a query sees fewer, the others are -1. Source:
+    blocks of slots for each key-value head [B, T, K, s] (`SelectBlocks`). Where a query sees fewer, the others are -1. Rows lie
+    where the cache rests. Source:
     DeepSeek-AI 2025 (DeepSeek-V3.2, 2.1).
     """
 
-    kind: ClassVar[OperationKind] = "select"
-    num_selected: str = "s"
     block: str = ""
-
-    @property
-    def missing_kernel(self) -> str:
-        return "an indexer of keys"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None

@@ -14,21 +14,18 @@ CAUSAL_SHARE = 0.5  # of the square of scores
 
 
 @dataclass(frozen=True, slots=True)
-class SelectKeys(Operation):
-    """Positions [B,T,s] of the keys that each query attends to: those with the s largest scores among it and the keys before.
+class Selection(Operation):
+    """Choice of `num_selected` keys, or blocks of them, for each query, by the scores of an indexer; base of all such choices.
 
-    Inputs: queries [B,T,A,Y], keys [B,T,Y] and weights [B,T,A] of an indexer, and positions[T] of the queries and of the
-    keys. A score is the sum over the indexer's heads A of weight * relu(query * key). Keys are needed unsharded along T where
-    queries are split. No gradient flows: a choice has none. Where a query has fewer keys, the others are those at its own
-    position. With a `window`, the letter of its size, keys [B,T/m,Y] are compressed ones of so many tokens (`CompressKeys`),
-    whose positions are those of their first tokens; a query sees them if it is not before their last one, and fewer than s
-    are filled up with -1. Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
+    The first inputs are queries, whose last dim is that of the products, and keys. The last ones are positions of the queries and
+    of the keys; what lies between belongs to queries. A device chooses for its own rows and heads: keys are needed unsharded
+    along the sequence, and dims of queries that the choice lacks are summed over, so that they are needed whole. No gradient
+    flows: a choice has none.
     """
 
     kind: ClassVar[OperationKind] = "select"
     num_selected: str = "s"
     sequence: str = "T"
-    window: str = ""
 
     @property
     def missing_kernel(self) -> str:
@@ -37,14 +34,31 @@ class SelectKeys(Operation):
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        queries, keys, weights, positions, key_positions = specs
-        rows = {dim: queries.axes_of(dim) for dim in queries.dims[:2]}
-        query_positions = Spec.of(positions.dims, {self.sequence: rows[self.sequence]})
-        every_key = Spec.of(keys.dims, {dim: axes for dim, axes in rows.items() if dim != self.sequence})
-        operands = (
-            Spec.of(queries.dims, rows), every_key, Spec.of(weights.dims, rows), query_positions, Spec.of(key_positions.dims)
-        )  # fmt: skip
-        return OperationSharding(operands, (Spec.of(dims[self.outputs[0]], rows),))
+        queries, keys, *of_queries, key_positions = specs
+        result = dims[self.outputs[0]]
+        rows = {dim: queries.axes_of(dim) for dim in queries.dims[:-1] if dim in result}
+
+        def split(spec: Spec, *whole: str) -> Spec:
+            return Spec.of(
+                spec.dims, {dim: axes for dim, axes in rows.items() if dim in spec.dims and dim not in whole}
+            )
+
+        operands = split(queries), split(keys, self.sequence), *map(split, of_queries), Spec.of(key_positions.dims)
+        return OperationSharding(operands, (Spec.of(result, rows),))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectKeys(Selection):
+    """Positions [B,T,s] of the keys that each query attends to: those with the s largest scores among it and the keys before.
+
+    Inputs: queries [B,T,A,Y], keys [B,T,Y] and weights [B,T,A] of an indexer, and positions[T] of the queries and of the
+    keys. A score is the sum over the indexer's heads A of weight * relu(query * key). Where a query has fewer keys, the others
+    are those at its own position. With a `window`, the letter of its size, keys [B,T/m,Y] are compressed ones of so many tokens
+    (`CompressKeys`), whose positions are those of their first tokens; a query sees them if it is not before their last one, and
+    fewer than s are filled up with -1. Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
+    """
+
+    window: str = ""
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
         """Return 2 FLOPs per element of the products over the causal half of the scores: queries by keys, weights by these."""
@@ -56,40 +70,20 @@ class SelectKeys(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class SelectBlocks(Operation):
+class SelectBlocks(Selection):
     """Numbers [B,T,K,s] of the blocks of keys that each query attends to, -1 where there are fewer.
 
     These are a query's own block, and those in which a key has the largest scores among the query and the keys before.
 
     Inputs: queries [B,T,K,Y] of an indexer, a head for each key-value head, keys [B,T,Y], and positions[T] of the queries and of
-    the keys. Keys are needed unsharded along T where queries are split; heads are independent. No gradient flows: a choice has
-    none. `block` is the letter of the size of a block. Source: `MiniMaxM3VLIndexer` of transformers 5.23.
+    the keys. Heads are independent. `block` is the letter of the size of a block. Source: `MiniMaxM3VLIndexer` of transformers
+    5.23.
     """
 
-    kind: ClassVar[OperationKind] = "select"
-    num_selected: str = "s"
     block: str = "z"
-    sequence: str = "T"
-
-    @property
-    def missing_kernel(self) -> str:
-        return "an indexer of keys"
-
-    def propagate_sharding(
-        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> OperationSharding:
-        queries, keys, positions, _ = specs
-        rows = {dim: queries.axes_of(dim) for dim in queries.dims[:-1]}
-        query_positions = Spec.of(positions.dims, {self.sequence: rows[self.sequence]})
-        batch = {dim: axes for dim, axes in rows.items() if dim != self.sequence and dim in keys.dims}
-        operands = (Spec.of(queries.dims, rows), Spec.of(keys.dims, batch), query_positions, Spec.of(positions.dims))
-        return OperationSharding(operands, (Spec.of(dims[self.outputs[0]], rows),))
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
         """Return 2 FLOPs per element of the product of queries and keys over the causal half of the scores."""
         queries, keys = sharding.inputs[:2]
         scores = [LocalDim(dim, queries.axes_of(dim)) for dim in queries.dims]
         return multiply_symbols([*scores, LocalDim(self.sequence, keys.axes_of(self.sequence))], 2.0 * CAUSAL_SHARE)
-
-
-SELECT_OPERATIONS = (SelectKeys, SelectBlocks)

@@ -20,6 +20,8 @@ from shardwise.present.rendering.page_report import (
 from shardwise.present.rendering.payload_text import Payload, PayloadText
 from shardwise.values import format_seconds
 
+SMALLEST_GAIN = 0.005  # of pools that is said in percent
+
 
 def serving_report(payload: Payload) -> PageReport:
     """Return the plan of a load: its figures, users against devices, what both kinds of pass are made of, and memory."""
@@ -31,6 +33,7 @@ def serving_report(payload: Payload) -> PageReport:
         panel("Serving", *_lead(payload, text), _engines(payload), *sliders),
         panel("Users against devices", _tradeoff(payload), quiet(_knee(payload)), half=True),
         panel("What a pass is made of", *_terms(text), half=True),
+        panel("Prefill and decode in pools of their own", *_pools(payload, text)),
         panel("Memory of a device", _memory(text)),
         panel("The front", _front(text)),
     ]
@@ -117,6 +120,39 @@ def _terms(text: PayloadText) -> list[PageBlock]:
         ]  # fmt: skip
         blocks += [text(caption), DataTable(f"terms of {name}", rows)]
     return blocks
+
+
+def _pools(payload: Payload, text: PayloadText) -> list[PageBlock]:
+    """Return the best deployment of two pools, beside the layout of the view, and what its first tokens are made of."""
+    pools, gain = payload["pools"], payload["pools_gain"]
+    if pools is None or gain is None:
+        return [quiet("none on this cluster meets the limits")]
+    saved = payload["rate_per_s"] is not None
+    kind = "devices" if saved else "tokens/s of all devices"
+    against = (
+        f"{-gain if saved else gain:+.0%} {kind} against the layout above"
+        if abs(gain) >= SMALLEST_GAIN
+        else f"as many {kind}"
+    )
+    terms = pools["ttft_terms"]
+    rows: list[list[PageCell]] = [["term", "seconds", "share"]]
+    rows += [
+        [term, *text.cells(f"{{pools.ttft_terms.{term}:s}}"), f"{seconds / pools['ttft_s']['value']:.0%}"]
+        for term, seconds in terms.items() if seconds > 0
+    ]  # fmt: skip
+    return [
+        text("prefill {pools.prefill_text}, {pools.prefill.busy_share:%} busy; decode {pools.decode_text}, "
+             "{pools.decode.busy_share:%} busy"),
+        text(
+            "{pools.ttft_s.value:s} to the first token, {pools.tpot_s.value:s} for each further one, "
+            "{pools.tokens_per_s_per_device.value:n} tokens/s of a device on {pools.num_devices:n} devices: " + against
+        ),
+        quiet(*text.cells(
+            "neither pool waits with {pools.prefill_devices_per_decode_device:g} devices that prefill for each that decodes"
+        )),
+        DataTable("terms of a first token", rows),
+        *map(quiet, pools["notes"]),
+    ]  # fmt: skip
 
 
 def _memory(text: PayloadText) -> Paragraph:

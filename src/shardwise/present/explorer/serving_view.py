@@ -10,7 +10,8 @@ from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.number_provenance import EXACT, Field, Fields, fields_payload
 from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.search import ServingQuestion, plan_serving
-from shardwise.search.serving.payloads import ServingFigures, ServingPointRecord
+from shardwise.search.serving.payloads import PooledFigures, ServingFigures, ServingPointRecord
+from shardwise.search.serving.serving_plan import ServingPlan
 from shardwise.serve import BatchLimits, LatencyLimits, get_serving_engine, published_formats, serving_engine_names
 from shardwise.values import (
     InputError,
@@ -50,9 +51,19 @@ def serving(request: ViewRequest) -> dict[str, Any]:
         "isl": question.isl, "osl": question.osl, "rate_per_s": question.rate_per_s,
         "ttft_limit_s": question.latency_limits.ttft_s, "tpot_limit_s": question.latency_limits.tpot_s,
         "estimate": figures, "front": _points(plan.front), "curve": _points(plan.curve), "knee": _points([plan.knee])[0],
-        "doubled_devices": plan.doubled_devices, "sliders": [*_length_sliders(question), *_limit_sliders(question)],
+        "doubled_devices": plan.doubled_devices, "pools": _pools(plan), "pools_gain": plan.pools_gain,
+        "sliders": [*_length_sliders(question), *_limit_sliders(question)],
         "controls": [control for control in controls(request) if control["name"] in CONTROLS], "fields": fields_payload(FIELDS),
     }  # fmt: skip
+
+
+def _pools(plan: ServingPlan) -> dict[str, Any] | None:
+    """Return the best deployment of two pools with its layouts as texts; None where there is none."""
+    if plan.pools is None:
+        return None
+    layout = plan.pools.layout
+    texts = {"prefill_text": str(layout.prefill), "decode_text": str(layout.decode)}
+    return {**to_json(PooledFigures.of(plan.pools)), **texts}
 
 
 def _question(request: ViewRequest) -> ServingQuestion:
@@ -142,8 +153,34 @@ FRONT_FIELDS: Fields = {
         "requests in an instance", "a step of the search", "requests", "search/serving/candidates.py", EXACT
     ),
 }
+POOLS = "serve/pools.py"
+POOL_FIELDS: Fields = {
+    **{f"pools.{name}.{end}": END for name in ("ttft_s", "tpot_s", "tokens_per_s_per_device") for end in ("low", "high")},
+    "pools.num_devices": Field("devices of both pools", "those of prefill and decode", "", "the layout", EXACT),
+    "pools.ttft_s.value": Field(
+        "mean time to the first token", "server + queue + prefill + transfer + wait for the decode pool", "s", POOLS, PREDICTED
+    ),
+    "pools.tpot_s.value": Field(
+        "mean time of a token after the first", "pass(b) / tokens per pass, without inputs", "s", POOLS, PREDICTED
+    ),
+    "pools.tokens_per_s_per_device.value": Field(
+        "output tokens per second of a device of both pools", "requests/s · osl / devices", "tokens/s", POOLS, PREDICTED
+    ),
+    "pools.ttft_terms.*": Field("a term of the time to the first token", "a part of the sum", "s", POOLS, PREDICTED),
+    **{
+        f"pools.{pool}.busy_share": Field(
+            f"share of the {pool} pool's rate in use", "requests/s over the most that it serves", "", POOLS, PREDICTED
+        )
+        for pool in ("prefill", "decode")
+    },
+    "pools.prefill_devices_per_decode_device": Field(
+        "devices that prefill for each that decodes, so that neither waits", "requests/s of a device that decodes, over one that "
+        "prefills", "", POOLS, PREDICTED,
+    ),
+}  # fmt: skip
 FIELDS: Fields = {
     **FRONT_FIELDS,
+    **POOL_FIELDS,
     **{f"estimate.{name}.{end}": END for name in ("ttft_s", "tpot_s", "tokens_per_s_per_device") for end in ("low", "high")},
     "num_devices": Field("devices of all instances", "tp · attention_dp · pp · cp · ws · replicas", "", "the layout", EXACT),
     "estimate.max_rate_per_s": Field(

@@ -20,7 +20,7 @@ VERDICT_TONES = {"fits": "good", "does not fit": "bad", "not known": "note"}
 
 def serving_estimate_report(estimate: ServingEstimate) -> Report:
     """Report latencies, throughput, memory and what bounds a pass; in detail the terms of both passes."""
-    head = Section([_title(estimate.problem), *_summary(estimate, "")])
+    head = Section([serving_title(estimate.problem), *_summary(estimate, "")])
     return [head, *_detail_sections(estimate, "")]
 
 
@@ -29,11 +29,12 @@ def serving_plan_report(plan: ServingPlan) -> Report:
     estimate = plan.estimate
     head = Section(
         [
-            _title(estimate.problem),
+            serving_title(estimate.problem),
             f"  limits     {_limits_text(plan)}",
             *_summary(estimate, "estimate."),
             f"  start with {_engine_limits(plan.batch_limits)}",
             *_load_lines(plan),
+            *_pool_lines(plan),
         ]
     )
     smallest = f"the smallest that holds the model: {plan.smallest} ({pluralize(plan.smallest.num_devices, 'device')})"
@@ -54,7 +55,8 @@ def serving_plan_report(plan: ServingPlan) -> Report:
     ]
 
 
-def _title(problem: ServingProblem) -> str:
+def serving_title(problem: ServingProblem) -> str:
+    """Return a sentence that says what is served, on what, under which load."""
     workload = problem.workload
     load = (
         f"{workload.concurrency:g} requests at once"
@@ -72,13 +74,13 @@ def _summary(estimate: ServingEstimate, path: str) -> Iterator[Block]:
     """Yield the headline figures of an estimate."""
     layout, memory = estimate.layout, estimate.memory
     yield f"  layout     {layout} ({pluralize(layout.replicas, 'replica')} of {pluralize(layout.devices_per_replica, 'device')})"
-    yield Line(("  TTFT       ", _time(estimate.ttft_s, f"{path}ttft_s")))
+    yield Line(("  TTFT       ", predicted_time(estimate.ttft_s, f"{path}ttft_s")))
     speed = f", {1 / estimate.tpot_s.value:,.0f} tokens/s for each user"
-    yield Line(("  TPOT       ", _time(estimate.tpot_s, f"{path}tpot_s"), speed))
+    yield Line(("  TPOT       ", predicted_time(estimate.tpot_s, f"{path}tpot_s"), speed))
     rate = estimate.tokens_per_s_per_device
     yield Line(
         (
-            "  throughput ", _rate(rate, f"{path}tokens_per_s_per_device"), " output tokens/s per device, ",
+            "  throughput ", predicted_rate(rate, f"{path}tokens_per_s_per_device"), " output tokens/s per device, ",
             significant(estimate.requests_per_s, f"{path}requests_per_s", digits=3), " requests/s of all (at most ",
             significant(estimate.max_rate_per_s, f"{path}max_rate_per_s", digits=3), ")",
         )
@@ -98,7 +100,11 @@ def _summary(estimate: ServingEstimate, path: str) -> Iterator[Block]:
     cost = estimate.usd_per_million_output_tokens
     if cost is not None:
         yield Line(
-            ("  cost       ", _dollars(cost, f"{path}usd_per_million_output_tokens"), " per million output tokens")
+            (
+                "  cost       ",
+                predicted_dollars(cost, f"{path}usd_per_million_output_tokens"),
+                " per million output tokens",
+            )
         )
     yield from (f"  note: {note}" for note in estimate.notes)
 
@@ -129,17 +135,20 @@ def _prediction(prediction: Prediction, path: str, text: str, unit: str) -> Numb
     return Number(text, prediction.value, unit, f"{path}.value", None, "prediction")
 
 
-def _time(prediction: Prediction, path: str) -> Line:
+def predicted_time(prediction: Prediction, path: str) -> Line:
+    """Return a latency with its interval."""
     number = _prediction(prediction, path, format_seconds(prediction.value), "s")
     return Line((number, _interval_text(prediction, format_seconds)))
 
 
-def _rate(prediction: Prediction, path: str) -> Line:
+def predicted_rate(prediction: Prediction, path: str) -> Line:
+    """Return tokens per second with their interval."""
     number = _prediction(prediction, path, f"{prediction.value:,.0f}", "tokens/s")
     return Line((number, _interval_text(prediction, lambda value: f"{value:,.0f}")))
 
 
-def _dollars(prediction: Prediction, path: str) -> Line:
+def predicted_dollars(prediction: Prediction, path: str) -> Line:
+    """Return a price with its interval."""
     return Line(
         (_prediction(prediction, path, format_usd(prediction.value), "$"), _interval_text(prediction, format_usd))
     )
@@ -181,6 +190,24 @@ def _load_lines(plan: ServingPlan) -> Iterator[Block]:
         f"  knee       {knee.concurrency:g} requests in an instance: {format_seconds(knee.tpot_s)} a token, "
         f"{knee.tokens_per_s_per_device:,.0f} tokens/s per device; beyond it latency grows faster than throughput"
     )
+
+
+def _pool_lines(plan: ServingPlan) -> Iterator[Block]:
+    """Yield the best deployment of two pools beside the plan: more tokens on the cluster, or fewer devices for the rate."""
+    pools, gain = plan.pools, plan.pools_gain
+    if pools is None or gain is None:
+        return
+    is_rate = plan.question.rate_per_s is not None
+    kind = "devices" if is_rate else "output tokens/s of all"
+    sign = -gain if is_rate else gain
+    share_text = f"{sign:+.0%} {kind}" if abs(gain) >= 0.005 else f"as many {kind}"
+    yield f"  pools      {pools.layout} ({pluralize(pools.layout.num_devices, 'device')}): {share_text}"
+    yield Line(
+        (
+            "             TTFT ", predicted_time(pools.ttft_s, "pools.ttft_s"), ", TPOT ",
+            predicted_time(pools.tpot_s, "pools.tpot_s"),
+        )
+    )  # fmt: skip
 
 
 def _point_row(point: ServingPoint, path: str) -> Row:

@@ -10,7 +10,8 @@ from shardwise.values import pluralize
 
 if TYPE_CHECKING:
     from shardwise.measure import CalibratedServing
-    from shardwise.measure.serving.serving_validation import ServingErrors, ServingValidation
+    from shardwise.measure.serving.serving_errors import ServingErrors
+    from shardwise.measure.serving.serving_validation import ServingValidation
 
 LEFT_OUT = {"none": "nothing left out", "family": "model family left out", "chip": "chip left out", "engine": "engine left out",
             "source": "source left out"}  # fmt: skip
@@ -79,6 +80,15 @@ def serving_accuracy_report(validation: ServingValidation) -> Report:
         for i, choice in enumerate(validation.choices)
     ]  # fmt: skip
     head = f"{validation.num_rows:,} published serving configurations: relative errors, at the median where not said otherwise"
+    pools = validation.pools
+    pool_errors: list[Row] = [("", "TPOT", "mean", "90%", "TTFT", "mean", "90%")]
+    pool_errors += [
+        (f"{pools.num_rows} rows", *_errors(pools.tpot, "pools.tpot"), *_errors(pools.ttft, "pools.ttft")),
+        (
+            "inside 90% intervals", share(pools.tpot_coverage, "pools.tpot_coverage"), "", "",
+            share(pools.ttft_coverage, "pools.ttft_coverage"), "", "",
+        ),
+    ]  # fmt: skip
     return [
         Section([head, Table(rows=tuple(errors), right=range(1, 7))]),
         Section(
@@ -91,6 +101,7 @@ def serving_accuracy_report(validation: ServingValidation) -> Report:
             ],
             title="picks under a limit on TPOT, model family left out",
         ),
+        Section([Table(rows=tuple(pool_errors), right=range(1, 7))], title="prefill and decode in pools of their own"),
     ]
 
 

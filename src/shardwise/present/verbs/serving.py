@@ -22,6 +22,7 @@ from shardwise.serve import (
     WEIGHT_FORMATS,
     BatchLimits,
     LatencyLimits,
+    PooledLayout,
     ServingFormats,
     ServingLayout,
 )
@@ -42,7 +43,7 @@ from shardwise.values import (
 if TYPE_CHECKING:
     from shardwise.interop import PricedServing
     from shardwise.search.serving.serving_plan import ServingPlan
-    from shardwise.serve import ServingEstimate
+    from shardwise.serve import PooledEstimate, ServingEstimate
 
 Kind = Literal["estimate", "plan", "read"]
 LOAD, ENGINE, LIMITS = "load", "engine", "limits"
@@ -248,10 +249,11 @@ def _batch_limits(fields: Mapping[str, Any]) -> BatchLimits:
 def serve_estimate(
     model: Model, cluster: ClusterName, *,
     layout: Annotated[
-        str | ServingLayout | None,
+        str | ServingLayout | PooledLayout | None,
         Argument(
             flag="--layout", group=ENGINE, metavar="TEXT", parse=str,
-            help='such as "tp=8", or "tp=1 attention_dp=8 ep=8 replicas=2" (default: tp over the whole cluster)',
+            help='such as "tp=8", "tp=1 attention_dp=8 ep=8 replicas=2", or of pools "prefill: tp=4; decode: tp=8 replicas=2" '
+            "(default: tp over the whole cluster)",
         ),
     ] = None,
     concurrency: Annotated[
@@ -259,10 +261,11 @@ def serve_estimate(
         Argument(flag="--concurrency", group=LOAD, metavar="N", help="requests in the system at any time; or --rate"),
     ] = None,
     **fields: Unpack[ServingFields],
-) -> ServingEstimate:  # fmt: skip
+) -> ServingEstimate | PooledEstimate:  # fmt: skip
     """Return what one layout gives under a workload: latencies, throughput, memory, what bounds a pass.
 
-    Without a layout it is tensor parallelism over the whole cluster. Raises `InputError` with all that is wrong.
+    Without a layout it is tensor parallelism over the whole cluster; a layout of pools parts prefill and decode.
+    Raises `InputError` with all that is wrong.
 
     >>> import shardwise as sw
     >>> estimate = sw.serve_estimate("llama-3-8b", "h100:1", isl=1024, osl=1024, concurrency=16)
@@ -279,7 +282,9 @@ def serve_estimate(
     if layout is None:
         layout = ServingLayout(tp=question.cluster.num_devices)
     elif isinstance(layout, str):
-        layout = ServingLayout.parse(layout, argument_label("layout"))
+        layout = serve.parse_any_layout(layout, argument_label("layout"))
+    if isinstance(layout, PooledLayout):
+        return serve.estimate_pools(problem, layout)
     return serve.estimate_serving(problem, layout)
 
 
@@ -406,10 +411,10 @@ def serving(
     model: ModelOrLaunch,
     cluster: OptionalCluster = None,
     **arguments: Any,
-) -> ServingEstimate | ServingPlan | PricedServing:
+) -> ServingEstimate | PooledEstimate | ServingPlan | PricedServing:
     """Answer a question of a kind: `serving("plan", "llama-3-70b", "h100:8", ...)` is `serve_plan("llama-3-70b", ...)`.
 
     Raises `InputError` as the kind does.
     """
-    answer: ServingEstimate | ServingPlan | PricedServing = KINDS[kind](model, cluster, **arguments)
+    answer: ServingEstimate | PooledEstimate | ServingPlan | PricedServing = KINDS[kind](model, cluster, **arguments)
     return answer

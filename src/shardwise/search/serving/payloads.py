@@ -15,6 +15,9 @@ from shardwise.search.serving_file import SERVING_PLAN_SCHEMA
 from shardwise.serve import (
     BatchLimits,
     LatencyLimits,
+    PooledEstimate,
+    PooledLayout,
+    PoolFigures,
     Prediction,
     ServingEstimate,
     ServingFormats,
@@ -81,6 +84,61 @@ class ServingEstimateRecord(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PooledFigures(Payload):
+    """Figures of a prefill and a decode pool under a workload. Times are seconds; `low` and `high` are the ends of 90% prediction
+    intervals."""
+
+    layout: PooledLayout
+    num_devices: int
+    ttft_s: Prediction
+    tpot_s: Prediction
+    tokens_per_s_per_device: Prediction
+    requests_per_s: float
+    max_rate_per_s: float
+    request_s: float
+    concurrency: float
+    running: float
+    ttft_terms: Mapping[str, float]
+    transfer_bytes: float
+    prefill: PoolFigures
+    decode: PoolFigures
+    bound: str
+    prefill_devices_per_decode_device: float
+    usd_per_million_output_tokens: Prediction | None
+    is_measured: bool
+    notes: Sequence[str]
+
+    @classmethod
+    def of(cls, estimate: PooledEstimate) -> PooledFigures:
+        """Return the figures of an estimate."""
+        return cls.from_attributes(estimate, num_devices=estimate.layout.num_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledEstimateRecord(Payload):
+    """Estimate of two pools: the deployment that was priced, and its figures."""
+
+    SCHEMA = "shardwise.serving_pools/1"
+    model: ModelFacts
+    cluster: ClusterFacts
+    workload: Workload
+    engine: str
+    release: str | None
+    formats: ServingFormats
+    batch_limits: BatchLimits
+    figures: Annotated[PooledFigures, Flat]
+
+    @classmethod
+    def of(cls, estimate: PooledEstimate) -> PooledEstimateRecord:
+        """Return the record of an estimate."""
+        problem = estimate.problem
+        return cls.from_attributes(
+            problem, model=ModelFacts.of(problem.architecture), cluster=ClusterFacts.of(problem.cluster),
+            figures=PooledFigures.of(estimate),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPointRecord(Payload):
     """Configuration of a search and what one instance of it gives."""
 
@@ -132,6 +190,8 @@ class ServingPlanRecord(Payload):
     doubled_devices: int | None
     prefill_devices_per_decode_device: float
     num_configurations: int
+    pools: PooledFigures | None
+    pools_gain: float | None
 
     @classmethod
     def of(cls, plan: ServingPlan) -> ServingPlanRecord:
@@ -144,6 +204,7 @@ class ServingPlanRecord(Payload):
             front=tuple(map(ServingPointRecord.of, plan.front)), curve=tuple(map(ServingPointRecord.of, plan.curve)),
             knee=ServingPointRecord.of(plan.knee),
             doubled=ServingFigures.of(plan.doubled) if plan.doubled else None,
+            pools=PooledFigures.of(plan.pools) if plan.pools else None,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from shardwise.model import Architecture
 from shardwise.serve import (
     BatchLimits,
     LatencyLimits,
+    PooledEstimate,
     ServingCalibration,
     ServingEstimate,
     ServingFormats,
@@ -84,6 +85,7 @@ class ServingPlan:
     `doubled` is what twice the load makes of it: the same instances at twice the rate (None where they cannot serve it), and the
     devices that it takes within the limits. `smallest` is the layout of fewest devices that holds the model and one request.
     `prefill_devices_per_decode_device`: devices that prefill for each that decodes, where the two part, so that neither waits.
+    `pools` is the best deployment whose prefill and decode part (None where none meets the limits).
     """
 
     question: ServingQuestion
@@ -100,6 +102,20 @@ class ServingPlan:
     doubled_devices: int | None
     prefill_devices_per_decode_device: float
     num_configurations: int
+    pools: PooledEstimate | None = None
+
+    @property
+    def pools_gain(self) -> float | None:
+        """Share that pools serve more of all tokens than the layout, or of its devices that they save at a rate; None without."""
+        if self.pools is None:
+            return None
+        if self.question.rate_per_s is not None:
+            return 1.0 - self.pools.layout.num_devices / self.layout.num_devices
+        rates = [
+            estimate.tokens_per_s_per_device.value * estimate.layout.num_devices
+            for estimate in (self.pools, self.estimate)
+        ]
+        return rates[0] / rates[1] - 1.0
 
     @property
     def idle_devices(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.search.serving.candidates import build_table, complexity, list_serving_layouts
+from shardwise.search.serving.pool_search import plan_pools
 from shardwise.search.serving.serving_plan import (
     RejectedServingLayout,
     ServingPlan,
@@ -109,7 +110,7 @@ def plan_serving(question: ServingQuestion) -> ServingPlan:
         front=pareto_front(fitting), curve=curve, knee=find_knee(curve),
         smallest=min(fitting, key=lambda point: point.layout.num_devices).layout,
         doubled=doubled, doubled_devices=doubled_devices, num_configurations=len(table),
-        prefill_devices_per_decode_device=prefill_ratio(estimate),
+        prefill_devices_per_decode_device=prefill_ratio(estimate), pools=plan_pools(question, layouts),
     )  # fmt: skip
 
 

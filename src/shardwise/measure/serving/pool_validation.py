@@ -1,0 +1,130 @@
+"""Predictions of two pools beside the published rows that state the workers of both.
+
+The rows are of the same source as those of `serving_rows`: of 462 with prefill and decode apart, 69 state how many workers of
+each there were. Of five no concurrency is stated: it is that of all decode workers' batches, as in the rows that state both.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from shardwise.hardware import load_cluster
+from shardwise.measure.serving.serving_errors import ServingErrors
+from shardwise.measure.serving.serving_rows import DEVICES
+from shardwise.model import load_model
+from shardwise.serve import (
+    PooledEstimate,
+    PooledLayout,
+    Prediction,
+    ServingFormats,
+    ServingProblem,
+    Workload,
+    estimate_pools,
+)
+from shardwise.values import Payload
+
+ROWS_FILE = "pool_rows.csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow:
+    """One measured deployment of two pools, and its median `ttft_s` and `tpot_s`. Lengths are nominal (`serving_rows`)."""
+
+    model: str
+    chip: str
+    engine: str
+    layout: PooledLayout
+    formats: ServingFormats
+    isl: int
+    osl: int
+    length_share: float
+    concurrency: float
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def problem(self) -> ServingProblem:
+        """The problem of the row, on as many nodes as its pools take."""
+        num_devices = -(-self.layout.num_devices // DEVICES) * DEVICES
+        return ServingProblem(
+            architecture=load_model(self.model), cluster=load_cluster(f"{self.chip}:{num_devices}"), engine=self.engine,
+            formats=self.formats,
+            workload=Workload(
+                isl=round(self.isl * self.length_share), osl=round(self.osl * self.length_share),
+                concurrency=self.concurrency, length_spread=2.0 * (1.0 - self.length_share),
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolValidation(Payload):
+    """Errors of predictions of the published rows of pools, and the shares of rows inside 90% intervals. The widths of the
+    intervals and one factor rest on the same rows."""
+
+    num_rows: int
+    tpot: ServingErrors
+    ttft: ServingErrors
+    tpot_coverage: float
+    ttft_coverage: float
+
+
+@cache
+def published_pool_rows() -> tuple[PoolRow, ...]:
+    """Return the published rows of pools.
+
+    >>> rows = published_pool_rows()
+    >>> len(rows), sorted({row.model for row in rows})
+    (69, ['deepseek-v3', 'qwen3-32b'])
+    """
+    text = resources.files(__package__ or "").joinpath(ROWS_FILE).read_text(encoding="utf-8")
+    return tuple(_parse_row(row) for row in csv.DictReader(io.StringIO(text)))
+
+
+def _parse_row(row: dict[str, str]) -> PoolRow:
+    return PoolRow(
+        model=row["model"], chip=row["chip"], engine=row["engine"],
+        layout=PooledLayout.parse(f"prefill: {row['prefill']}; decode: {row['decode']}"),
+        formats=ServingFormats(weights=row["weights"], attention=row["attention"] or None, cache=row["cache"]),
+        isl=int(row["isl"]), osl=int(row["osl"]), length_share=float(row["length_share"]),
+        concurrency=float(row["concurrency"]), ttft_s=float(row["ttft_s"]), tpot_s=float(row["tpot_s"]),
+    )  # fmt: skip
+
+
+def validate_pool_rows() -> PoolValidation:
+    """Return errors and coverage of the published rows of pools."""
+    rows = published_pool_rows()
+    estimates = [estimate_pools(row.problem, row.layout) for row in rows]
+    errors = {
+        name: ServingErrors.of(
+            np.log([_predict(estimate, name).value for estimate in estimates]) - np.log(_measure(name))
+        )
+        for name in ("tpot_s", "ttft_s")
+    }
+    inside = {
+        name: [
+            prediction.low is not None and prediction.high is not None and prediction.low <= measured <= prediction.high
+            for prediction, measured in zip(
+                (_predict(estimate, name) for estimate in estimates), _measure(name), strict=True
+            )
+        ]
+        for name in errors
+    }
+    return PoolValidation(
+        num_rows=len(rows), tpot=errors["tpot_s"], ttft=errors["ttft_s"], tpot_coverage=float(np.mean(inside["tpot_s"])),
+        ttft_coverage=float(np.mean(inside["ttft_s"])),
+    )  # fmt: skip
+
+
+def _predict(estimate: PooledEstimate, name: str) -> Prediction:
+    prediction: Prediction = getattr(estimate, name)
+    return prediction
+
+
+def _measure(name: str) -> list[float]:
+    return [getattr(row, name) for row in published_pool_rows()]

@@ -1,0 +1,131 @@
+"""Two pools: closed forms of rates, queue and transfer; limits of small and large loads; published rows."""
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.measure.serving.pool_validation import validate_pool_rows
+from shardwise.serve import (
+    PooledEstimate,
+    PooledLayout,
+    ServingLayout,
+    ServingProblem,
+    Workload,
+    estimate_pools,
+    estimate_serving,
+    parse_any_layout,
+)
+from shardwise.serve.engines import get_serving_engine
+from shardwise.values import InputError
+
+LAYOUT = PooledLayout.parse("prefill: tp=2 replicas=2; decode: tp=4")
+
+
+def problem(cluster: str = "h100:8", model: str = "llama-3.1-8b", **load: float) -> ServingProblem:
+    workload = Workload(isl=4000, osl=200, **load)  # type: ignore[arg-type]
+    return ServingProblem(architecture=sw.load_model(model), cluster=sw.load_cluster(cluster), workload=workload)
+
+
+def estimate(layout: PooledLayout = LAYOUT, cluster: str = "h100:8", **load: float) -> PooledEstimate:
+    return estimate_pools(problem(cluster, **load), layout)
+
+
+def test_the_text_of_a_layout_is_read_back() -> None:
+    assert PooledLayout.parse(str(LAYOUT)) == LAYOUT
+    assert parse_any_layout("decode: tp=4; prefill: tp=2 replicas=2") == LAYOUT
+    assert parse_any_layout("tp=4") == ServingLayout(tp=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prefil: tp=4; decode: tp=4", "did you mean 'prefill'"),
+        ("prefill: tp=4", "the decode pool is missing"),
+        ("prefill: tp=4; prefill: tp=2; decode: tp=1", "given twice"),
+        ("prefill: tq=4; decode: tp=4", "layout: prefill: found 'tq=4'"),
+        (";", "KEY=VALUE"),
+    ],
+)
+def test_a_text_that_is_no_layout_of_pools_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_any_layout(text)
+
+
+def test_a_single_request_meets_nobody() -> None:
+    """TTFT is then the sum of server, prefill and transfer, and TPOT that of a decode pass of one request, as without pools."""
+    alone = estimate(concurrency=1)
+    assert alone.ttft_terms["queue"] == pytest.approx(0.0, abs=1e-9)
+    assert sum(alone.ttft_terms.values()) == pytest.approx(alone.ttft_s.value)
+    together = estimate_serving(problem(concurrency=1), ServingLayout(tp=4))
+    assert alone.tpot_s.value == pytest.approx(together.tpot_s.value, rel=1e-9)
+
+
+def test_the_transfer_is_the_cache_of_the_input_over_the_link() -> None:
+    """Keys and values of llama-3.1-8b: 32 layers, 8 heads of 128, 2 bytes; a device of the smaller tp has half of them."""
+    inside = sw.load_cluster("h100:8").topology.tiers[0]  # type: ignore[union-attr]
+    rate = inside.bytes_per_s * inside.fraction * get_serving_engine("vllm").constants.link_share
+    moved = 4000 * 2 * 32 * 8 * 128 * 2 / 2
+    result = estimate(concurrency=8)
+    assert result.transfer_bytes == pytest.approx(moved)
+    assert result.ttft_terms["transfer of the cache"] == pytest.approx(moved / rate)
+
+
+def test_each_pool_serves_what_its_instances_do() -> None:
+    """Twice the instances of a pool serve twice the rate, and the ratio of devices is that of the rates of a device."""
+    single = estimate(concurrency=8)
+    double = estimate(PooledLayout.parse("prefill: tp=2 replicas=4; decode: tp=4 replicas=2"), "h100:16", concurrency=8)
+    for name in ("prefill", "decode"):
+        assert getattr(double, name).max_rate_per_s == pytest.approx(2 * getattr(single, name).max_rate_per_s)
+    rates = single.prefill.max_rate_per_s / 4, single.decode.max_rate_per_s / 4
+    assert single.prefill_devices_per_decode_device == pytest.approx(rates[1] / rates[0])
+    assert single.max_rate_per_s == pytest.approx(4 * min(rates))
+    assert single.bound == ("prefill" if rates[0] <= rates[1] else "decode")
+
+
+def test_random_arrivals_wait_by_pollaczek_and_khinchine() -> None:
+    """At a rate each server of the prefill pool is an M/D/1 queue of its own."""
+    single = estimate(rate_per_s=0.7 * estimate(concurrency=8).prefill.max_rate_per_s)
+    service_s = (
+        2 / single.prefill.max_rate_per_s
+    )  # of an input in one of the two servers, with full passes of one input
+    inputs = 8192 // 4000  # in a pass
+    assert single.ttft_terms["queue"] == pytest.approx(0.7 / (2 * 0.3) * service_s * inputs, rel=0.05)
+
+
+@pytest.mark.parametrize("concurrency", [1, 7, 64, 500, 5000])
+def test_requests_in_the_system_are_rate_times_time(concurrency: float) -> None:
+    """Little's law, with both pools short of load, one of them full, and far more requests than they serve."""
+    result = estimate(concurrency=concurrency)
+    assert result.concurrency == pytest.approx(concurrency, rel=0.02)
+    assert result.requests_per_s <= result.max_rate_per_s * (1 + 1e-9)
+    decode_s = 199 * result.tpot_s.value
+    assert result.requests_per_s == pytest.approx(concurrency / (result.ttft_s.value + decode_s), rel=0.02)
+
+
+def test_first_tokens_take_longer_with_every_request() -> None:
+    times = [estimate(concurrency=float(load)).ttft_s.value for load in np.geomspace(1, 2000, 12)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("layout", "load", "message"),
+    [
+        ("prefill: tp=4; decode: tp=8", {"concurrency": 4}, "takes 12 devices; at most the 8"),
+        ("prefill: tp=3; decode: tp=4", {"concurrency": 4}, "tp is 3; a divisor of the 32 query heads"),
+        ("prefill: tp=1; decode: tp=4", {"rate_per_s": 1e4}, "the prefill pool serves at most"),
+        ("prefill: cp=2; decode: tp=4", {"concurrency": 4}, "cp is 2; vLLM does not have it"),
+    ],
+)
+def test_what_pools_cannot_run_is_refused(layout: str, load: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        estimate(PooledLayout.parse(layout), **load)
+
+
+def test_published_rows_of_pools() -> None:
+    """Medians of the rows that state the workers of both pools: nothing but one factor of SGLang's prefill was fitted to them."""
+    validation = validate_pool_rows()
+    assert validation.num_rows == 69
+    assert validation.tpot.median <= 0.08
+    assert validation.ttft.median <= 0.30
+    assert validation.tpot_coverage >= 0.86
+    assert validation.ttft_coverage >= 0.86
