@@ -27,7 +27,7 @@ SMALL = (
     "--out plan.json"
 )
 TOKENS = "tokenize --python-library 100kB --vocab-size 512 --out data"
-RUN = f"{SMALL}; {TOKENS}; train plan.json --data data --steps 6 --out run --device cpu"
+RUN = f"{SMALL} && {TOKENS} && train plan.json --data data --steps 6 --out run --device cpu"
 
 # Sessions in an empty folder, and the schema of what the last command of each prints with --json.
 SESSIONS = {
@@ -45,7 +45,7 @@ SESSIONS = {
         "shardwise.sweep/2",
     "plan gpt-2 h100:4,8 --noise-scale 128Ki --batch-tokens 64Ki,128Ki --seq-len 1024 --tokens 10G --budget 1M":
         "shardwise.to_loss/1",
-    "plan gpt-2 h100:8 --to-loss 3 --batch-tokens 64Ki --seq-len 1024 --out plan.json; explain plan.json":
+    "plan gpt-2 h100:8 --to-loss 3 --batch-tokens 64Ki --seq-len 1024 --out plan.json && explain plan.json":
         "shardwise.explain/3",
     f"batch fit {EXAMPLES}/batch/runs.csv":
         "shardwise.batch_fit/1",
@@ -57,9 +57,9 @@ SESSIONS = {
         "shardwise.experiments_report/1",
     f"estimate llama-3-8b h100:8 {JOB} --layout dp=8":
         "shardwise.plan/3",
-    f"{PLAN}; explain plan.json --against tp=8 --term memory.activations":
+    f"{PLAN} && explain plan.json --against tp=8 --term memory.activations":
         "shardwise.explain/3",
-    f"plan llama-3-8b h100:16 {JOB} --pin pp=2 --out plan.json; explain plan.json":
+    f"plan llama-3-8b h100:16 {JOB} --pin pp=2 --out plan.json && explain plan.json":
         "shardwise.explain/3",
     "serve estimate llama-3-8b h100:2 --isl 1000 --osl 200 --concurrency 8":
         "shardwise.serving_estimate/1",
@@ -68,7 +68,7 @@ SESSIONS = {
     "serve read 'vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs 64' h100:2": "shardwise.serving-launch/1",
     "serve plan gpt-oss-20b h100:4 --isl 1000 --osl 200 --rate 5/s --ttft 2s --tpot 30ms":
         "shardwise.serving_plan/1",
-    f"{PLAN}; instructions plan.json --pass forward --unit block":
+    f"{PLAN} && instructions plan.json --pass forward --unit block":
         "shardwise.instructions/2",
     "memory llama-3-8b h100:8 --layout 'fsdp=8 micro_batch_seqs=2' --layout 'tp=8'":
         "shardwise.memory/2",
@@ -108,15 +108,15 @@ SESSIONS = {
         "shardwise.schedule/1",
     "schedule compare --stages 4 --micro-batches 8":
         "shardwise.schedule-comparison/1",
-    f"{PLAN}; simulate plan.json":
+    f"{PLAN} && simulate plan.json":
         "shardwise.simulation/2",
-    f"plan llama-3-8b h100:16 {JOB} --pin pp=2 --out plan.json; simulate plan.json --overlap none":
+    f"plan llama-3-8b h100:16 {JOB} --pin pp=2 --out plan.json && simulate plan.json --overlap none":
         "shardwise.simulation/2",
-    f"{PLAN}; explore plan.json":
+    f"{PLAN} && explore plan.json":
         "shardwise.explore/1",
-    f"{PLAN} --stack megatron; export plan.json --to megatron --out run":
+    f"{PLAN} --stack megatron && export plan.json --to megatron --out run":
         "shardwise.export/1",
-    f"{PLAN} --stack megatron --pin recompute=full --export run; read run/launch.sh --cluster h100:8":
+    f"{PLAN} --stack megatron --pin recompute=full --export run && read run/launch.sh --cluster h100:8":
         "shardwise.read/3",
     f"mfu {EXAMPLES}/calibrate/run/train.log {LAUNCH} --row rows.csv":
         "shardwise.mfu/2",
@@ -154,17 +154,17 @@ SESSIONS = {
         "shardwise.calibrate/1",
     TOKENS:
         "shardwise.tokens/2",
-    f"{SMALL}; rehearse plan.json":
+    f"{SMALL} && rehearse plan.json":
         "shardwise.rehearse/2",
-    f"{RUN}; convert run --to huggingface --out hf":
+    f"{RUN} && convert run --to huggingface --out hf":
         "shardwise.convert/1",
-    f"{SMALL}; verify plan.json --steps 1":
+    f"{SMALL} && verify plan.json --steps 1":
         "shardwise.verify/1",
     RUN:
         "shardwise.run_summary/1",
-    f"{RUN}; reconcile plan.json run":
+    f"{RUN} && reconcile plan.json run":
         "shardwise.reconcile/3",
-    f"{RUN} --profile 4:5; trace run --bottlenecks":
+    f"{RUN} --profile 4:5 && trace run --bottlenecks":
         "shardwise.trace/1",
 }  # fmt: skip
 # Their values take minutes to make; the tests that make them anyway ask the schema: those of calibrate, bench and train.
@@ -206,14 +206,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(tmp_path_factory)
 
 
-IN_SUITE = covering([{session.rpartition(";")[2].split()[0]} for session in SESSIONS], 1 / 2)  # each verb
+IN_SUITE = covering([{session.rpartition("&&")[2].split()[0]} for session in SESSIONS], 1 / 2)  # each verb
 
 
 @pytest.mark.parametrize(
     "session",
     [
         pytest.param(
-            session, id=session.rpartition(";")[2][:60].strip(), marks=[] if number in IN_SUITE else pytest.mark.matrix
+            session, id=session.rpartition("&&")[2][:60].strip(), marks=[] if number in IN_SUITE else pytest.mark.matrix
         )
         for number, session in enumerate(SESSIONS)
     ],
@@ -221,7 +221,7 @@ IN_SUITE = covering([{session.rpartition(";")[2].split()[0]} for session in SESS
 def test_a_payload_is_as_its_schema_says(
     session: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Folders
 ) -> None:
-    *before, end = session.split(";")
+    *before, end = session.split("&&")
     last = shlex.split(end)
     shutil.copytree(folders.after(before), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
@@ -263,7 +263,7 @@ def shapes_of(key: str, schema: dict[str, Any]) -> Iterator[list[str]]:
 
 def test_every_schema_is_that_of_a_session() -> None:
     named = {name for verb in PAYLOADS for name in json_schemas(verb)}
-    assert {session.rpartition(";")[2].split()[0] for session in SESSIONS} == {
+    assert {session.rpartition("&&")[2].split()[0] for session in SESSIONS} == {
         verb for verb, kinds in PAYLOADS.items() if kinds
     }
     assert named - set(SESSIONS.values()) == {*ELSEWHERE, "shardwise.error/1"}
