@@ -117,8 +117,8 @@ class PrefillPool:
         crowding, randomness = wave_crowding(
             np.full_like(rates, workload.length_spread), np.minimum(all_s / life_s, 1.0)
         )
-        others = max(1.0 - 1.0 / concurrency, 0.0)  # share of the requests that another one can meet
-        load = np.minimum(others * rates * crowding / self.max_rate_per_s, 1.0)
+        other_share = max(1.0 - 1.0 / concurrency, 0.0)  # share of the requests that another one can meet
+        load = np.minimum(other_share * rates * crowding / self.max_rate_per_s, 1.0)
         passes = max(concurrency / (self.servers * self.pass_inputs), 1.0)
         later = queued_passes(load, randomness, np.full_like(rates, passes)) * self.full_pass_s
         first_wave_s = (passes - 1.0) / 2.0 * self.full_pass_s

@@ -38,9 +38,9 @@ class Selection(Operation):
         result = dims[self.outputs[0]]
         rows = {dim: queries.axes_of(dim) for dim in queries.dims[:-1] if dim in result}
 
-        def split(spec: Spec, *whole: str) -> Spec:
+        def split(spec: Spec, *whole_dims: str) -> Spec:
             return Spec.of(
-                spec.dims, {dim: axes for dim, axes in rows.items() if dim in spec.dims and dim not in whole}
+                spec.dims, {dim: axes for dim, axes in rows.items() if dim in spec.dims and dim not in whole_dims}
             )
 
         operands = split(queries), split(keys, self.sequence), *map(split, of_queries), Spec.of(key_positions.dims)
