@@ -199,6 +199,7 @@ class Stack:
     parallelism's operands in pieces beside matmuls, whatever a layout says. `dropout`: its users train with dropout.
     `priors`: those of constants before it is fitted, where they differ from its kind's; `shares`: of constants that it has with
     another stack, that stack's name. `updates_on_host`: the host updates an optimizer's state that is offloaded to it.
+    `short_micro_batches`: the last micro-batch of a step may have fewer sequences than the others, and takes as much less time.
     `whole_gradients`: when it reduces gradients of ZeRO-2 and -3 in a step's last micro-batch only. `casts`: where it casts the
     operands of low-precision matmuls. `precision`: the recipe that its users run by default, with its source.
     """
@@ -212,6 +213,7 @@ class Stack:
     host_s: float = 0.0
     overlaps_tp: bool = False
     updates_on_host: bool = False
+    short_micro_batches: bool = False
     casts: Casts = "everywhere"
     router_weights: RouterWeights = "results"
     dropout: bool = False
@@ -273,6 +275,7 @@ def get_stack(name: str) -> Stack:
         abilities=_abilities(name, entry), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
         updates_on_host=_inherited(entry, "updates_on_host", False),
+        short_micro_batches=_inherited(entry, "short_micro_batches", False),
         casts=entry.get("casts", "everywhere"), router_weights=_inherited(entry, "router_weights", "results"),
         dropout=entry.get("dropout", False), whole_gradients=entry.get("whole_gradients", "never"),
         precision=_inherited(entry, "precision", DEFAULT_PRECISION), routed=_routed_layers(entry),

@@ -35,5 +35,6 @@ from .sharding_scheme import ShardingScheme as ShardingScheme
 from .sharding_scheme import atomic_degrees as atomic_degrees
 from .sharding_scheme import layout_degrees as layout_degrees
 from .sharding_scheme import make_sharding_scheme as make_sharding_scheme
+from .sharding_scheme import missing_share as missing_share
 from .sharding_scheme import num_micro_batches as num_micro_batches
 from .sharding_scheme import seqs_per_replica as seqs_per_replica

@@ -140,6 +140,17 @@ def num_micro_batches(job: Job, degrees: Degrees) -> Value:
     return ceil_div(seqs_per_replica(job, degrees), degrees["micro_batch_seqs"])
 
 
+def missing_share(job: Job, degrees: Degrees) -> Value:
+    """Return the share of the fullest replica's last micro-batch that has no sequences, 0 where all micro-batches are full.
+
+    >>> from shardwise.model import Job
+    >>> job = Job(global_batch_tokens=64 * 128, seq_len=128)
+    >>> missing_share(job, {"dp": 2, "fsdp": 1, "micro_batch_seqs": 24})
+    0.6666666666666667
+    """
+    return num_micro_batches(job, degrees) - seqs_per_replica(job, degrees) / degrees["micro_batch_seqs"]
+
+
 def layout_degrees(layout: Layout) -> dict[str, Any]:
     """Return the numbers of a layout that rules and costs read. `cp_variant` is an index, flags are 0 or 1."""
     names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.hardware import GroupLinks, Pods
-from shardwise.layout import Layout, ShardingScheme, require_legal, seqs_per_replica
+from shardwise.layout import Layout, ShardingScheme, layout_degrees, require_legal, seqs_per_replica
 from shardwise.model import Job, model_flops_per_token
 from shardwise.price.device_memory import MemoryVerdict, describe_margin, memory_verdict, tight_memory_note
 from shardwise.price.estimate_terms import MEMORY, TIME
@@ -199,8 +199,8 @@ def _notes(pricing: Pricing) -> tuple[str, ...]:
 def _waste(pricing: Pricing, stages: Sequence[StageCosts]) -> dict[str, float]:
     """Return idle shares of the devices' time: replicas without sequences, and stages with less to compute than the slowest."""
     layout = pricing.layout
-    max_seqs = seqs_per_replica(pricing.job, pricing.degrees)
-    padded = pricing.num_micro_batches * layout.micro_batch_seqs
+    max_seqs = seqs_per_replica(pricing.job, layout_degrees(layout))
+    padded = (pricing.num_micro_batches - pricing.missing_share) * layout.micro_batch_seqs
     idle = 1 - pricing.job.num_seqs / (padded * layout.num_replicas)
     waste = {"sequences": idle} if idle > 0 else {}
     if idle > 0:

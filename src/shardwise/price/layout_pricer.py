@@ -17,6 +17,7 @@ from shardwise.layout import (
     layers_by_virtual_stage,
     layout_degrees,
     make_sharding_scheme,
+    missing_share,
     num_micro_batches,
     stage_placement,
 )
@@ -27,7 +28,7 @@ from shardwise.pipeline.uneven_stage_costs import uneven_bubble, uneven_in_fligh
 from shardwise.price.device_memory import DeviceMemory, price_device_memory
 from shardwise.price.estimate_terms import MEMORY, TIME, Term, TermContext
 from shardwise.price.problem import Problem
-from shardwise.price.roofline import Rates, chip_rates, loss_kind
+from shardwise.price.roofline import Rates, chip_rates, loss_kind, runs_short_micro_batches
 from shardwise.price.stage_contents import (
     NO_RECOMPUTE,
     ModelEnds,
@@ -59,6 +60,7 @@ class Pricing:
         degrees = layout_degrees(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
+        self.missing_share = missing_share(job, degrees) if runs_short_micro_batches(cluster) else 0.0
         self.layers = layers_by_virtual_stage(architecture, layout)
         self.layer_ranges = layer_ranges(self.layers)
         self.placement = stage_placement(layout)
@@ -89,7 +91,9 @@ class Pricing:
         """The pipeline: how micro-batches go through the stages."""
         layout, num_micro_batches = self.layout, self.num_micro_batches
         uneven = uneven_bubble(layout.schedule, self.layers, layout.pp).for_micro_batches(num_micro_batches)
-        return Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, num_micro_batches, uneven)
+        return Pipeline(
+            layout.schedule, layout.pp, layout.num_virtual_stages, num_micro_batches, uneven, self.missing_share
+        )
 
     @cached_property
     def in_flight_scale(self) -> tuple[float, ...]:

@@ -233,6 +233,11 @@ def updates_on_host(cluster: Cluster) -> bool:
     return cluster.calibration is not None and get_stack(cluster.calibration.stack).updates_on_host
 
 
+def runs_short_micro_batches(cluster: Cluster) -> bool:
+    """Return True if a cluster's stack runs a last micro-batch that is not full in the time of its sequences."""
+    return cluster.calibration is not None and get_stack(cluster.calibration.stack).short_micro_batches
+
+
 def issue_policy(cluster: Cluster) -> IssuePolicy:
     """Return the issue policy of a cluster's stack; the defaults without a calibration."""
     return get_stack(cluster.calibration.stack).policy if cluster.calibration else IssuePolicy()

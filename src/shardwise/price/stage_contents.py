@@ -85,7 +85,8 @@ class Pipeline(NamedTuple):
 
     In a bidirectional pipeline a device's two stages count as one, and so do two micro-batches, one from either end:
     `rounds` of them make a step. `uneven`: what virtual stages with different numbers of layers add to the bubble
-    (`pipeline.uneven_stage_costs`).
+    (`pipeline.uneven_stage_costs`). `missing`: share of the last micro-batch that has no sequences, by which its passes are
+    shorter.
     """
 
     schedule: str
@@ -93,6 +94,7 @@ class Pipeline(NamedTuple):
     num_virtual_stages: Annotated[Value, "virtual stages of a stage", "v"]
     num_micro_batches: Annotated[Value, "micro-batches", "m"]
     uneven: Annotated[Value, "micro-batches that uneven virtual stages add", "u"] = 0.0
+    missing: Annotated[Value, "share of the last micro-batch without sequences", "n"] = 0.0
 
     @property
     def form(self) -> Schedule:
@@ -116,7 +118,7 @@ class Pipeline(NamedTuple):
 
     @property
     def rounds(self) -> Value:
-        return self._in_rounds(self.num_micro_batches)
+        return self._in_rounds(self.num_micro_batches - self.missing)
 
     @property
     def overlapped_rounds(self) -> Value:

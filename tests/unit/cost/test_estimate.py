@@ -246,6 +246,23 @@ def test_uneven_batches_and_stages_are_stated_as_waste() -> None:
     assert 0.05 < priced(LAYOUTS["pp"]).waste["stages"] < 1 - 32 / (9 * 4) + 0.1
 
 
+def test_a_short_last_micro_batch_takes_its_share_of_the_passes() -> None:
+    """48 sequences of a replica in micro-batches of 32: `train` computes 32 and 16, a step and a half of 32. Other stacks have no
+    micro-batches of two sizes, and are priced at the full size."""
+    job = {"global_batch_tokens": 8 * 48 * 1024, "seq_len": 1024, "loss": None}
+
+    def forward_s(size: int, stack: str) -> float:
+        cluster = load_cluster("h100:8", stack=stack)
+        problem = Problem(load_model("llama-3.2-1b"), cluster, dataclasses.replace(JOB, **job))
+        return estimate(problem, Layout(dp=8, micro_batch_seqs=size)).time["forward"]
+
+    full_s = {stack: forward_s(16, stack) for stack in ("shardwise", "megatron")}
+    assert forward_s(32, "shardwise") == pytest.approx(full_s["shardwise"], rel=0.02)
+    assert forward_s(32, "megatron") == pytest.approx(
+        4 / 3 * full_s["megatron"], rel=0.06
+    )  # its kernels start less often
+
+
 def test_an_illegal_layout_is_refused_with_every_reason() -> None:
     with pytest.raises(InputError) as caught:
         priced(Layout(dp=3, tp=64))

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwise.layout import Choices, Layout, atomic_degrees, num_micro_batches
+from shardwise.layout import Choices, Layout, atomic_degrees, missing_share, num_micro_batches
 from shardwise.layout.choices import RecomputeOffload
 from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import MEMORY, Problem, StateCost, loss_kind
 from shardwise.price.device_memory import price_device_memory
-from shardwise.price.roofline import exposed_share, updates_on_host
+from shardwise.price.roofline import exposed_share, runs_short_micro_batches, updates_on_host
 from shardwise.price.stage_contents import ModelEnds, Pipeline, StageCounts, host_offload, stage_counts
 from shardwise.price.stage_contents import StageCosts as PricedStage
 from shardwise.price.stage_step_time import StageStep
@@ -103,7 +103,7 @@ class _LayoutSearch:
             problem.cluster.sustained_topology, atomic_degrees(problem.architecture, space.degrees)
         )
         self.families = space.families()
-        self.even = space.even(problem.job)
+        self.even, self.has_short_micro_batches = space.even(problem.job), runs_short_micro_batches(problem.cluster)
         self.exposed = exposed_share(problem.cluster)
         updates = updates_on_host(problem.cluster)
         self.hosts = {
@@ -242,7 +242,12 @@ class _BlockPricer:
         waiting = tables.waiting[family.schedule]
         uneven = waiting.of(self.stage_row).for_micro_batches(micro_batches) if waiting else 0.0
         self.pipeline = Pipeline(
-            space.choices.schedule[family.schedule], degrees["pp"], virtual_stages, micro_batches, uneven
+            space.choices.schedule[family.schedule],
+            degrees["pp"],
+            virtual_stages,
+            micro_batches,
+            uneven,
+            missing_share(search.job, degrees) if search.has_short_micro_batches else 0.0,
         )
         self.memo: dict[RecomputeOffload, list[PricedStage]] = {}
 
