@@ -119,10 +119,10 @@ async function show(query, { dragging = false, push = false, looking = false } =
   // An address without a layout follows the search; with the fallback in it, it would stay there.
   const address = payload.layout_source === "fallback" ? edited(payload.query, { layout: null }) : payload.query;
   store.take(address, { push, dragging });
+  showTask(payload.task); // before the menu, which marks the tasks that are done
   tabs(payload.view);
   if (payload.controls) controls.update(payload.controls);
   document.title = `${payload.layout_text} · ${payload.model_name} · shardwise`;
-  showTask(payload.task);
   if (moved) announced = `the search has ended: the page shows the best layout, ${payload.layout_text}`;
   draw(payload);
   announce(announced || (question === "overview" ? slots.verdict.querySelector("h1").textContent : ""));
