@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -111,3 +111,20 @@ def test_a_result_has_its_functions_and_is_one_class_of_the_package(kind: str) -
         module, _, name = place.partition(":")
         assert callable(attrgetter(name)(import_module(f"shardwise.{module}")))
     assert classes().count(kind) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: shardwise.serve_plan("gpt-2", "h100:8", isl=9, osl=9, rate_per="4/s"),
+            r"rate_per: .*mean 'rate_per_s'",
+        ),
+        (lambda: shardwise.serve_estimate("gpt-2", "h100:8", osl=9), "isl: missing; it is required"),
+        (lambda: shardwise.reshard("A[I_X] -> A[I]", mesh="X=4", size="I=8"), r"size: .*did you mean 'sizes'"),
+    ],
+)
+def test_keywords_that_a_function_lacks_are_refused(call: Callable[[], object], message: str) -> None:
+    """They were left out in silence: a plan for another load than the one that was asked for."""
+    with pytest.raises(InputError, match=message):
+        call()

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack, cast, get_arg
 from shardwise import present
 from shardwise.present.registry import has_payload, json_indent, payload_of, report_of
 from shardwise.present.rendering.report import Section
-from shardwise.values import Parser, format_problems, ignore_progress, label_arguments, write_error
+from shardwise.values import (
+    Parser,
+    argument_label,
+    did_you_mean,
+    format_problems,
+    ignore_progress,
+    label_arguments,
+    raise_problems,
+    write_error,
+)
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
 
 if TYPE_CHECKING:
@@ -342,6 +351,19 @@ def _argument_of(annotation: Any) -> Argument | None:
     argument = next((part for part in get_args(annotation)[1:] if isinstance(part, Argument)), None)
     is_switch = get_args(annotation)[0] is bool
     return replace(argument, parse=bool) if argument and is_switch else argument
+
+
+def require_known_fields(fields: Mapping[str, object], kind: type, required: Iterable[str] = ()) -> None:
+    """Raise `InputError` for keyword arguments that `kind`, of `**fields: Unpack[kind]`, does not have, and for required ones that
+    are missing: Python checks neither, and a misspelt one would be left out in silence."""
+    names = list(kind.__annotations__)
+    problems = [
+        f"{name}: no such argument{did_you_mean(name, names)}; one of {', '.join(names)} is required"
+        for name in fields
+        if name not in names
+    ]
+    problems += [f"{argument_label(name)}: missing; it is required" for name in required if name not in fields]
+    raise_problems(problems)
 
 
 def _arguments_of_fields(function: Callable[..., Any], annotation: str) -> dict[str, Argument]:

@@ -16,7 +16,7 @@ from shardwise.model.load import override_architecture
 from shardwise.present import charts
 from shardwise.present.arguments import CLUSTER_HELP, MODEL_HELP, ClusterName, Model, overrides_argument
 from shardwise.present.exports import picture
-from shardwise.present.verb import Argument, Export, Mode, read_arguments, verb
+from shardwise.present.verb import Argument, Export, Mode, read_arguments, require_known_fields, verb
 from shardwise.present.verbs.serving_launches import LAUNCH, serve_read
 from shardwise.serve import (
     WEIGHT_FORMATS,
@@ -198,6 +198,7 @@ def parse_rate(text: float | str, label: str) -> float:
 
 def _resolve(model: Any, cluster: Any, fields: Mapping[str, Any], limits: LatencyLimits) -> search.ServingQuestion:
     """Return the question that arguments stand for. Raises `InputError` with all that is wrong with them."""
+    require_known_fields(fields, ServingFields, required=("isl", "osl"))
     changes = parse_overrides(fields.get("overrides", ()), SERVED_ROOMS)
     architecture, loaded, isl, osl, cached, rate, batch_limits = run_all(
         lambda: model if isinstance(model, Architecture) else load_model(os.fspath(model)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Required, TypedDict, Unpac
 from shardwise import derive, hardware, price, sharding, verify
 from shardwise.present import charts, reports
 from shardwise.present.exports import picture, picture_name_or_dash, write_picture
-from shardwise.present.verb import Argument, Export, verb
+from shardwise.present.verb import Argument, Export, require_known_fields, verb
 from shardwise.values import (
     InputError,
     Progress,
@@ -187,6 +187,7 @@ def reshard(
 
 
 def _parse_product(text: str, fields: ProductFields, *, is_reshard: bool = False) -> ShardedExpression:
+    require_known_fields(fields, ProductFields)
     expression = sharding.parse_expression(text)
     if is_reshard and not expression.is_reshard:
         raise InputError(
