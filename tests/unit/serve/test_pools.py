@@ -121,8 +121,22 @@ def test_what_pools_cannot_run_is_refused(layout: str, load: dict[str, float], m
         estimate(PooledLayout.parse(layout), **load)
 
 
+@pytest.mark.parametrize("load", [{"rate_per_s": "4/s"}, {}])
+def test_proposed_pools_are_within_the_limits_and_have_no_pipelines(load: dict[str, str]) -> None:
+    """Priced again by themselves; no published row of pools has stages of a pipeline, which the search preferred."""
+    plan = sw.serve_plan("deepseek-v3", "h200:64", isl=4000, osl=1000, tpot="30ms", engine="sglang", **load)
+    assert plan.pools is not None
+    layout, again = plan.pools.layout, estimate_pools(plan.pools.problem, plan.pools.layout)
+    assert (layout.prefill.pp, layout.decode.pp) == (1, 1)
+    assert layout.num_devices <= 64
+    assert again.tpot_s.value <= 0.03
+    assert again.requests_per_s == pytest.approx(4.0) if load else again.requests_per_s > 4.0
+    verdicts = again.prefill.memory.verdict, again.decode.memory.verdict
+    assert verdicts == ("fits", "fits")
+
+
 def test_published_rows_of_pools() -> None:
-    """Medians of the rows that state the workers of both pools: nothing but one factor of SGLang's prefill was fitted to them."""
+    """Medians of the rows that state the workers of both pools. Two choices about first tokens were made by these rows."""
     validation = validate_pool_rows()
     assert validation.num_rows == 69
     assert validation.tpot.median <= 0.08

@@ -64,10 +64,14 @@ class PoolPair:
 def plan_pools(question: ServingQuestion, layouts: Sequence[ServingLayout]) -> PooledEstimate | None:
     """Return the best pools of layouts of one instance that serve a load within the limits; None where there are none.
 
-    With a rate those on the fewest devices, without one those that serve the most on the whole cluster.
+    With a rate those on the fewest devices, without one those that serve the most on the whole cluster. Pools with stages of a
+    pipeline, or with forms of a layout, are priced where they are asked for and not proposed: nothing measured says how well
+    they do.
     """
     plain = [
-        layout for layout in layouts if not layout.forms and layout.devices_per_replica < question.cluster.num_devices
+        layout
+        for layout in layouts
+        if not layout.forms and layout.pp == 1 and layout.devices_per_replica < question.cluster.num_devices
     ]
     if not plain:
         return None
