@@ -354,8 +354,8 @@ def _argument_of(annotation: Any) -> Argument | None:
 
 
 def require_known_fields(fields: Mapping[str, object], kind: type, required: Iterable[str] = ()) -> None:
-    """Raise `InputError` for keyword arguments that `kind`, of `**fields: Unpack[kind]`, does not have, and for required ones that
-    are missing: Python checks neither, and a misspelt one would be left out in silence."""
+    """Raise `InputError` for keyword arguments that `kind`, of `**fields: Unpack[kind]`, does not have, and for required ones
+    that are missing: Python checks neither, and a misspelt one would be left out in silence."""
     names = list(kind.__annotations__)
     problems = [
         f"{name}: no such argument{did_you_mean(name, names)}; one of {', '.join(names)} is required"
