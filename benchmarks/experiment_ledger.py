@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardwise.measure.experiments.ledger import Ledger
-from shardwise.measure.experiments.ledger_lines import Configuration, LedgerLine, Prediction, RunMeasurement
+from shardwise.measure.experiments.ledger_lines import Configuration, LedgerLine, RunMeasurement, RunPrediction
 
 LINES_OF_RUN, GROUPS = 4, 40
 
@@ -29,7 +29,7 @@ def ledger_lines(number: int, chance: random.Random) -> Iterator[LedgerLine]:
         settings={"model": f"model-{number % GROUPS // 4}", "cluster": f"h100:{devices}", "layout": f"fsdp=8 tp=8 n={number}"},
         group=f"group {number % GROUPS}", label=f"n={number}", num_nodes=devices // 8, num_devices=devices,
     )  # fmt: skip
-    prediction = Prediction(
+    prediction = RunPrediction(
         step_time_s=1 + number / 1e4, interval90=(0.8 + number / 1e4, 1.3 + number / 1e4), memory_bytes=7e10,
         capacity_bytes=8e10, mfu=0.4, usd_per_hour=192.0,
     )  # fmt: skip

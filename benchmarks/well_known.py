@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shardwise.hardware.published_constants import with_calibration
 from shardwise.layout.layout import Layout
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, predict_cached
+from shardwise.measure.calibrate.published_runs.prediction_from_row import RowPrediction, predict_cached
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows
 from shardwise.price import Problem
 from shardwise.search.plan import Plan
@@ -39,7 +39,7 @@ class Compared:
     title: str
     reason: str
     row: RunRow
-    used: Prediction
+    used: RowPrediction
     best: Plan | None
 
     @property
@@ -55,13 +55,13 @@ def compared(wanted: str = "") -> Iterable[Compared]:
     for name, entry in told.items():
         if wanted.lower() in f"{name} {entry['title']}".lower():
             used = predict_cached(rows[name].inputs)
-            assert isinstance(used, Prediction), f"{name}: {used}"
+            assert isinstance(used, RowPrediction), f"{name}: {used}"
             yield Compared(
                 title=entry["title"], reason=entry.get("reason", ""), row=rows[name], used=used, best=_planned(used)
             )
 
 
-def _planned(used: Prediction) -> Plan | None:
+def _planned(used: RowPrediction) -> Plan | None:
     case = used.case
     cluster = with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
     try:
@@ -124,7 +124,7 @@ def _paragraph(one: Compared) -> Iterable[str]:
         yield f"- {one.reason}"
 
 
-def explanation(used: Prediction, best: Plan) -> str:
+def explanation(used: RowPrediction, best: Plan) -> str:
     """Why there is a gap, in the words with which plans compare their runners-up."""
     gap = used.estimate.step_time_s / best.estimate.step_time_s - 1
     words = explain_slowdown(used.estimate, best.estimate)
@@ -138,7 +138,7 @@ def explanation(used: Prediction, best: Plan) -> str:
     return f"the used layout is {words}. The plan has {changed}"
 
 
-def _out_of_reach(used: Prediction) -> Iterable[str]:
+def _out_of_reach(used: RowPrediction) -> Iterable[str]:
     """Why a plan does not take the layout that was used."""
     estimate, layout = used.estimate, used.case.layout
     if not estimate.fits:

@@ -12,7 +12,7 @@ from number_paths import require_payload_numbers
 
 from shardwise.measure import report_experiment, summarise_ledger
 from shardwise.measure.experiments.ledger import Ledger
-from shardwise.measure.experiments.ledger_lines import Configuration, LedgerLine, Prediction, RunMeasurement
+from shardwise.measure.experiments.ledger_lines import Configuration, LedgerLine, RunMeasurement, RunPrediction
 from shardwise.present.command_line import main
 
 
@@ -32,7 +32,7 @@ def ledger_file(tmp_path: Path) -> Path:
             ledger.append(
                 LedgerLine(
                     fingerprint=configuration.fingerprint, state="predicted", configuration=configuration,
-                    prediction=Prediction(step_time_s=0.1 * number, interval90=(0.08 * number, 0.13 * number)),
+                    prediction=RunPrediction(step_time_s=0.1 * number, interval90=(0.08 * number, 0.13 * number)),
                 )
             )  # fmt: skip
         first, second, _ = ledger.rows
@@ -131,7 +131,7 @@ def report_ledger(tmp_path: Path) -> Path:
                     fingerprint=name,
                     state="predicted",
                     configuration=configuration,
-                    prediction=Prediction(step_time_s=1.0, interval90=(0.9, 1.1)),
+                    prediction=RunPrediction(step_time_s=1.0, interval90=(0.9, 1.1)),
                 ),
                 LedgerLine(fingerprint=name, state="pending", attempt=1),
                 LedgerLine(

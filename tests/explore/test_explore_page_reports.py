@@ -20,7 +20,7 @@ from shardwise.present.explorer.number_provenance import NUMBERS, field_path
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_reports import REPORTS, view_report
 from shardwise.present.explorer.state import State
-from shardwise.present.rendering.page_report import Action, Facts, PageSection, panels, report_to_json
+from shardwise.present.rendering.page_report import Facts, PageAction, PageSection, panels, report_to_json
 from shardwise.present.rendering.payload_text import FORMATS, PayloadText, format_share
 from shardwise.present.rendering.report import Line, Number, Preformatted, Section, ShareBar, Status, Table
 
@@ -114,7 +114,7 @@ def test_a_text_reads_its_numbers_from_the_payload() -> None:
     assert text.cells("{none:s}") == [""]
     rows = text.table("chips", "rate | | ", "chips", "{rate:B} | *{layout} | [take it]").rows
     assert rows[1] == [
-        Number("2 GB", 2e9, "B", "chips.0.rate"), Status("fsdp=8", "note"), Action("take it", {"layout": "fsdp=8"}),
+        Number("2 GB", 2e9, "B", "chips.0.rate"), Status("fsdp=8", "note"), PageAction("take it", {"layout": "fsdp=8"}),
     ]  # fmt: skip
 
 

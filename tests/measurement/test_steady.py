@@ -8,7 +8,7 @@ import pytest
 from measurement.logs_of import maxtext, megatron, nanotron, torchtitan
 
 from shardwise.records.logs.training_log import (
-    SteadyState,
+    RunSteadyState,
     drop_outliers,
     interpolated_percentile,
     measure_steady_state,
@@ -18,7 +18,7 @@ from shardwise.records.logs.training_log import (
 from shardwise.values.errors import InputError
 
 
-def of(folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None) -> SteadyState:
+def of(folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None) -> RunSteadyState:
     path = folder / "train.log"
     path.write_text("\n".join(lines) + "\n")
     return measure_steady_state(read_training_log([path]), devices, seq_len, batch)

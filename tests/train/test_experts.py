@@ -13,7 +13,7 @@ from shardwise.run.engine import expert_parallel
 from shardwise.run.engine.expert_parallel import LocalExpertRows
 from shardwise.run.kernels import device_dispatch, experts
 from shardwise.run.kernels.elementwise import FUNCTIONS
-from shardwise.run.kernels.experts import Routing, route_tokens
+from shardwise.run.kernels.experts import TokenRouting, route_tokens
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.expert_balance import ExpertBalancer, adjust_bias, auxiliary_loss
 
@@ -25,7 +25,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def routed(logits: Tensor, num_chosen: int = K, bias: Tensor | None = None, *, normalised: bool = True) -> Routing:
+def routed(logits: Tensor, num_chosen: int = K, bias: Tensor | None = None, *, normalised: bool = True) -> TokenRouting:
     return route_tokens(logits, num_chosen, torch.zeros(E) if bias is None else bias, normalised=normalised)
 
 
@@ -264,11 +264,11 @@ def test_a_gpu_has_one_product_for_experts_whose_rows_are_whole_16_bytes(
 # Balance. `sums` are what a router's call hands over: rows and probabilities by expert, [2, E].
 
 
-def sums(routing: Routing) -> Tensor:
+def sums(routing: TokenRouting) -> Tensor:
     return torch.stack((routing.counts.to(routing.scores.dtype), routing.scores.sum(dim=0)))
 
 
-def losses(*routings: Routing) -> tuple[Tensor, Tensor]:
+def losses(*routings: TokenRouting) -> tuple[Tensor, Tensor]:
     return auxiliary_loss(*torch.stack([sums(one) for one in routings], dim=1).unbind())
 
 
@@ -296,7 +296,7 @@ def test_the_auxiliary_loss_is_one_a_layer_when_all_experts_are_alike_and_e_when
     assert losses(routed(all_to_one, 1))[0].item() == pytest.approx(E)
 
 
-def loss_by_hand(logits: Tensor, routing: Routing) -> Tensor:
+def loss_by_hand(logits: Tensor, routing: TokenRouting) -> Tensor:
     """E · sum over experts of (share of the rows) · (mean probability)."""
     return E * (routing.counts / routing.counts.sum() * logits.flatten(0, -2).softmax(dim=-1).mean(dim=0)).sum()
 

@@ -37,7 +37,7 @@ def test_the_memory_of_the_fullest_rank_is_kept(
     monkeypatch.setattr(machine_probe, "all_gather_ints", others)
     world: Any = SimpleNamespace(device=torch.device("cpu"), rank=0, size=3, rendezvous=None)
     folder = RunFolder(tmp_path)
-    measuring = machine_probe.RunMeasurement(world, folder, lambda: {"product": 1.0})
+    measuring = machine_probe.MachineProbe(world, folder, lambda: {"product": 1.0})
     record: Any = SimpleNamespace(step=4)
     measuring.step(record, StepInspection(memory_of(peaks[0]), Counter()))
     (written,) = (json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("measured.json"))

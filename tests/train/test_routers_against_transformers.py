@@ -100,7 +100,7 @@ def test_a_layer_is_that_of_transformers(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def through(rows: Tensor, routing: experts.Routing, gate_up: Tensor, down: Tensor) -> Tensor:
+def through(rows: Tensor, routing: experts.TokenRouting, gate_up: Tensor, down: Tensor) -> Tensor:
     """Each expert's rows through its matrices."""
     parts = zip(rows.split(routing.sizes), gate_up, down, strict=True)
     both = ((F.linear(part, one).chunk(2, dim=-1), other) for part, one, other in parts)

@@ -19,7 +19,7 @@ from shardwise.run.kernels import device_dispatch, experts
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy
 from shardwise.run.kernels.cross_entropy import cross_entropy as dispatched_cross_entropy
 from shardwise.run.kernels.elementwise import FUNCTIONS, gated_gradients
-from shardwise.run.kernels.experts import Routing, route_tokens
+from shardwise.run.kernels.experts import TokenRouting, route_tokens
 from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
 from shardwise.run.kernels.norms import NORMS
 from shardwise.run.kernels.optimizers import MomentDtypes, TritonAdamW, build_torch_optimizer, step_optimizer
@@ -346,7 +346,7 @@ def test_rows_of_experts_and_back(width: int, capacity_factor: float | None, dty
     assert routing.dropped == (capacity_factor is not None)
 
 
-def dispatched_rows(rows: Tensor, routing: Routing) -> Tensor:
+def dispatched_rows(rows: Tensor, routing: TokenRouting) -> Tensor:
     """Return the row of each pair [N, k, D] by a loop over rows, 0 for dropped ones."""
     pairs = [torch.zeros_like(rows[0]) for _ in range(routing.gates.numel())]
     for row, pair in enumerate(routing.order.tolist()):

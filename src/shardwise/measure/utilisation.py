@@ -17,7 +17,13 @@ from shardwise.model import Architecture, Job, ModelFacts, model_flops_per_token
 from shardwise.model.parameters_and_flops import layer_training_flops
 from shardwise.price import Pricing, Problem, mfu_format
 from shardwise.price.estimate import estimate
-from shardwise.records.logs.training_log import RULE, SteadyState, TrainingLog, measure_steady_state, read_training_log
+from shardwise.records.logs.training_log import (
+    RULE,
+    RunSteadyState,
+    TrainingLog,
+    measure_steady_state,
+    read_training_log,
+)
 from shardwise.search import Plan, layout_of_plan
 from shardwise.values import COMMUNICATION_TERMS, Flat, InputError, Payload, get_precision, printed
 
@@ -198,7 +204,7 @@ class MeasuredStep(NamedTuple):
     tokens_per_s_per_device: float
     step_time_s: float | None
     log: TrainingLog | None = None
-    steady: SteadyState | None = None
+    steady: RunSteadyState | None = None
     paths: tuple[Path, ...] = ()
 
 
@@ -239,7 +245,7 @@ class UtilisationReport:
 MAX_COUNT_RATIO = 1.5
 
 
-def _doubts(utilisation: Utilisation, steady: SteadyState | None) -> Iterator[str]:
+def _doubts(utilisation: Utilisation, steady: RunSteadyState | None) -> Iterator[str]:
     fix = "check the model, the devices, the batch and the sequence that were given"
     if utilisation.mfu > 1.0:
         yield f"an MFU of {utilisation.mfu:.0%} is above the peak of a device, which no run reaches: {fix}"
@@ -271,7 +277,7 @@ class LogRecord(Payload):
     format: str
     medium: str
     by_clock: bool
-    steady: Annotated[SteadyState, Flat]
+    steady: Annotated[RunSteadyState, Flat]
     rule: str
     torn_lines: int
     first_step: int
@@ -282,7 +288,7 @@ class LogRecord(Payload):
     memory_kind: str | None
 
     @classmethod
-    def of(cls, log: TrainingLog, steady: SteadyState) -> LogRecord:
+    def of(cls, log: TrainingLog, steady: RunSteadyState) -> LogRecord:
         """Return the record of a log and its steady state."""
         first, last = log.first, log.steps[-1]
         return cls.from_attributes(

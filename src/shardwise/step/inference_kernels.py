@@ -43,7 +43,7 @@ class PassKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class PassCollective:
+class InferenceCollective:
     """A collective, and whether its payload depends on the sequences of the pass (`PassKernel`)."""
 
     collective: UnitCollective
@@ -69,7 +69,7 @@ class InferenceKernels:
 
     unit: str
     kernels: tuple[PassKernel, ...]
-    collectives: tuple[PassCollective, ...]
+    collectives: tuple[InferenceCollective, ...]
     weights: Mapping[str, Polynomial]
     cache: tuple[CacheTensor, ...]
 
@@ -83,7 +83,7 @@ def inference_kernels(scheme: InferenceScheme, name: str) -> InferenceKernels:
     scope = FusionScope(program.tensors, readers_of(steps), frozenset(program.outputs))
     placed = fuse_steps(FORWARD, steps, scope, partial(_read_alike, program))
     kernels = tuple(_pass_kernel(kernel, program) for _, kernel in placed)
-    collectives = tuple(PassCollective(c, _is_by_sequence(c)) for c in merge_all_to_alls(_unit_collectives(unit)))
+    collectives = tuple(InferenceCollective(c, _is_by_sequence(c)) for c in merge_all_to_alls(_unit_collectives(unit)))
     borrowed = BORROWED_WEIGHTS.get(name, ())
     weights = _sum_by_group(
         program, {weight: unit.forward.specs[weight].local_elements() for weight in program.weights if weight not in borrowed}

@@ -29,7 +29,7 @@ _IGNORED_KEYS = ("model_type", "quantization_config", "auto_map")
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterGroup:
+class LayerParameters:
     """Parameters of one layer, or of all that is outside the layers: elements by name, and shapes for messages."""
 
     elements: Mapping[str, int]
@@ -96,18 +96,18 @@ def _elements(shape: Sequence[int]) -> int:
     return count
 
 
-def _group_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ParameterGroup]:
+def _group_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LayerParameters]:
     groups: dict[str, dict[str, tuple[int, ...]]] = {ENDS: {}}
     for name, shape in shapes.items():
         match = _LAYER.search(name)
         groups.setdefault(f"layer {match[1]}" if match else ENDS, {})[name] = shape
     return {
-        group: ParameterGroup({n: _elements(s) for n, s in members.items()}, members)
+        group: LayerParameters({n: _elements(s) for n, s in members.items()}, members)
         for group, members in groups.items()
     }
 
 
-def _group_program_weights(architecture: Architecture) -> dict[str, ParameterGroup]:
+def _group_program_weights(architecture: Architecture) -> dict[str, LayerParameters]:
     """Return the weights of our program by layer; a tied head has none of its own."""
     ends = {**_unit_shapes(architecture, "embedding"), **_unit_shapes(architecture, "head")}
     if architecture.tied_embeddings:
@@ -115,7 +115,7 @@ def _group_program_weights(architecture: Architecture) -> dict[str, ParameterGro
     groups = {ENDS: ends}
     groups |= {f"layer {i}": _unit_shapes(architecture, unit) for i, unit in enumerate(architecture.layer_units)}
     return {
-        group: ParameterGroup({n: _elements(s) for n, s in members.items()}, members)
+        group: LayerParameters({n: _elements(s) for n, s in members.items()}, members)
         for group, members in groups.items()
     }
 
@@ -125,10 +125,10 @@ def _unit_shapes(architecture: Architecture, unit: str) -> dict[str, tuple[int, 
     return {name: tuple(sizes[dim] for dim in program.dims(name)) for name in program.weights}
 
 
-def _differences(theirs: Mapping[str, ParameterGroup], ours: Mapping[str, ParameterGroup]) -> Iterator[str]:
+def _differences(theirs: Mapping[str, LayerParameters], ours: Mapping[str, LayerParameters]) -> Iterator[str]:
     """Yield what differs, in the order of the model: a tensor that nothing here accounts for, or a weight that it lacks."""
     for group in dict.fromkeys((*theirs, *ours)):
-        left, right = theirs.get(group, ParameterGroup({}, {})), ours.get(group, ParameterGroup({}, {}))
+        left, right = theirs.get(group, LayerParameters({}, {})), ours.get(group, LayerParameters({}, {}))
         missing, spare = _match(left.elements, right.elements)
         unmatched = ", ".join(f"{name} {list(right.shapes[name])}" for name in spare) or "nothing"
         if missing:

@@ -12,7 +12,7 @@ from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.stacks import match_stack, stack_names
 from shardwise.layout.layout import Layout
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, predict_cached, read_case
+from shardwise.measure.calibrate.published_runs.prediction_from_row import RowPrediction, predict_cached, read_case
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow, published_rows, read_rows
 from shardwise.measure.calibrate.user_runs import ROW_COLUMNS, RunAsRow, append_row, run_to_row
 from shardwise.model.job import Job
@@ -33,12 +33,12 @@ def test_most_published_runs_come_back_as_they_are_priced() -> None:
     same = total = 0
     for row in published_rows()[::5]:
         found = predict_cached(row.inputs)
-        if not isinstance(found, Prediction):
+        if not isinstance(found, RowPrediction):
             continue
         case, total = found.case, total + 1
         own = run_to_row(Problem(case.architecture, case.cluster, case.job), case.layout, case.software.stack.name, 1.0)
         again = predict_cached(own.row.inputs)
-        assert isinstance(again, Prediction)
+        assert isinstance(again, RowPrediction)
         exact = again.estimate.step_time_s == pytest.approx(found.estimate.step_time_s, rel=1e-9)
         same += exact
         unusual = not case.software.fused_attention or case.cluster.chip != load_chip(case.cluster.chip.name)

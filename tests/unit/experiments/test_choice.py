@@ -15,7 +15,7 @@ from shardwise.measure.experiments.candidates import Candidate, list_candidates
 from shardwise.measure.experiments.expected_information import CANNOT_WIN, NO_MEMORY, ExpectedInformation
 from shardwise.measure.experiments.grid_file import ExperimentBudget, ExperimentGrid, read_grid
 from shardwise.measure.experiments.ledger import LedgerContent, LedgerRow
-from shardwise.measure.experiments.ledger_lines import LedgerLine, Prediction, RunMeasurement
+from shardwise.measure.experiments.ledger_lines import LedgerLine, RunMeasurement, RunPrediction
 from shardwise.measure.experiments.ledger_summary import best_row, interval_coverage
 from shardwise.measure.experiments.renewed_predictions import LogStep, StepTerms, renew_predictions
 from shardwise.values import InputError
@@ -186,7 +186,7 @@ def test_a_budget_ends_the_sweep(candidates: dict[str, Candidate]) -> None:
 
 def test_a_renewed_prediction_is_that_of_the_regression_in_closed_form() -> None:
     """One feature and one run: the posterior of a normal mean."""
-    first = StepTerms(prediction=Prediction(step_time_s=1.0, interval90=(0.8, 1.25)), time={"forward": 1.0})
+    first = StepTerms(prediction=RunPrediction(step_time_s=1.0, interval90=(0.8, 1.25)), time={"forward": 1.0})
     (before,) = renew_predictions([first], [])
     deviation = math.log(1.25 / 0.8) / (2 * 1.6449)
     assert (before.mean, before.deviation) == (pytest.approx(0.0, abs=1e-12), pytest.approx(deviation, rel=1e-3))

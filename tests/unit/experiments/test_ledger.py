@@ -16,8 +16,8 @@ from shardwise.measure.experiments.ledger_lines import (
     STATES,
     Configuration,
     LedgerLine,
-    Prediction,
     RunMeasurement,
+    RunPrediction,
     SessionLine,
     dump_line,
     load_line,
@@ -31,7 +31,7 @@ def predicted(label: str, step_s: float = 1.0, group: str = "") -> LedgerLine:
     configuration = Configuration(settings={"name": label}, label=label, group=group, num_devices=8)
     return LedgerLine(
         fingerprint=configuration.fingerprint, state="predicted", configuration=configuration,
-        prediction=Prediction(step_time_s=step_s, interval90=(0.8 * step_s, 1.25 * step_s), usd_per_hour=16.0),
+        prediction=RunPrediction(step_time_s=step_s, interval90=(0.8 * step_s, 1.25 * step_s), usd_per_hour=16.0),
     )  # fmt: skip
 
 

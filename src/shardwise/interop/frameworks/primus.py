@@ -38,7 +38,7 @@ TURBO_CONVERTER = "primus_turbo"
 MEGATRON_INVERTED_OPTIONS = {"add-bias-linear": "disable-bias-linear"}
 
 
-class Experiment(NamedTuple):
+class PrimusExperiment(NamedTuple):
     """An experiment: its framework, and the options of its model and of its overrides by dotted name."""
 
     framework: str
@@ -72,7 +72,7 @@ def target_of_experiment(files: LaunchFiles) -> str | None:
     return TARGETS_OF_EXPERIMENTS[frameworks[0]]
 
 
-def read_experiment(files: LaunchFiles, framework: str) -> Experiment | None:
+def read_experiment(files: LaunchFiles, framework: str) -> PrimusExperiment | None:
     """Return the experiment of a framework in the files; None for files that are no experiment.
 
     Raises `InputError` for one of another framework, of several modules, and of a model that is not known.
@@ -89,10 +89,10 @@ def read_experiment(files: LaunchFiles, framework: str) -> Experiment | None:
     if trainer.get("framework") != framework:
         raise InputError(f"{name}: an experiment of {trainer.get('framework')}; one of {framework} is required")
     overrides = trainer.get("overrides") or {}
-    return Experiment(framework, _model_options(framework, str(trainer.get("model"))), flatten(overrides))
+    return PrimusExperiment(framework, _model_options(framework, str(trainer.get("model"))), flatten(overrides))
 
 
-def megatron_arguments(experiment: Experiment) -> dict[str, Any]:
+def megatron_arguments(experiment: PrimusExperiment) -> dict[str, Any]:
     """Return Megatron-LM's arguments: the model's, Primus's defaults, and what the experiment overrides."""
     if experiment.overrides.get("lora.enabled"):
         raise InputError(
@@ -112,7 +112,7 @@ def megatron_arguments(experiment: Experiment) -> dict[str, Any]:
     return normalize_values(arguments, option_table("megatron"))
 
 
-def framework_options(experiment: Experiment, table: str) -> dict[str, Any]:
+def framework_options(experiment: PrimusExperiment, table: str) -> dict[str, Any]:
     """Return the options of a framework that Primus gives under their own names."""
     options = {**DEFAULTS[experiment.framework], **experiment.model, **experiment.overrides}
     converters = options.get("model.converters")

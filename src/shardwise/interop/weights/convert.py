@@ -42,7 +42,7 @@ class ConvertOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFormat:
+class CheckpointFormat:
     """A format of weights.
 
     `title` is the framework's word for it, `matches` tells whether a folder has it, `read` opens a folder (without an
@@ -90,24 +90,24 @@ def _require_model(
     return read_with_model
 
 
-WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
-    "huggingface": WeightFormat(
+WEIGHT_FORMATS: Mapping[str, CheckpointFormat] = {
+    "huggingface": CheckpointFormat(
         title="a model of transformers", matches=lambda folder: (folder / CONFIG_FILE).is_file(), read=_read_huggingface,
         write=_write_huggingface, has_checksums=False, begin="AutoModelForCausalLM.from_pretrained('{folder}')",
     ),
-    "megatron": WeightFormat(
+    "megatron": CheckpointFormat(
         title="a distributed checkpoint of Megatron-Core",
         matches=lambda folder: (weight_names.tracked_folder(folder) / distributed_checkpoints.MEGATRON_CONFIG_FILE).is_file(),
         read=_require_model(distributed_checkpoints.open_megatron),
         write=lambda folder, source, options: distributed_checkpoints.write_megatron(folder, source),
         begin="pretrain_gpt.py --load {folder}",
     ),
-    "megatron-ranks": WeightFormat(
+    "megatron-ranks": CheckpointFormat(
         title="files of Megatron-LM's ranks",
         matches=lambda folder: any(weight_names.tracked_folder(folder).glob(f"mp_rank_*/{RANK_FILE}")),
         read=_require_model(open_megatron_ranks), write=_write_ranks, begin="pretrain_gpt.py --load {folder} --ckpt-format torch",
     ),
-    "torchtitan": WeightFormat(
+    "torchtitan": CheckpointFormat(
         title="a checkpoint of torchtitan", matches=lambda folder: (folder / METADATA_FILE).is_file(),
         read=_require_model(distributed_checkpoints.open_torchtitan),
         write=lambda folder, source, options: distributed_checkpoints.write_torchtitan(folder, source),
@@ -116,7 +116,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
 }  # fmt: skip
 
 
-def detect_format(folder: Path, flag: str) -> WeightFormat:
+def detect_format(folder: Path, flag: str) -> CheckpointFormat:
     """Return the format of a folder. Raises `InputError`, which names `flag`, if it has none."""
     weight_format = next((candidate for candidate in WEIGHT_FORMATS.values() if candidate.matches(folder)), None)
     if weight_format is None:
@@ -148,7 +148,7 @@ class ConvertedModel:
     """Converted weights in `folder`, of dtype `dtype`; `source` describes the folder that was read, and its checksums."""
 
     source: str
-    format: WeightFormat
+    format: CheckpointFormat
     folder: Path
     architecture: Architecture
     dtype: str

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, RunCase, predict_cached
+from shardwise.measure.calibrate.published_runs.prediction_from_row import RowPrediction, RunCase, predict_cached
 from shardwise.measure.calibrate.published_runs.run_table import (
     RunRow,
     SkippedRow,
@@ -25,7 +25,7 @@ class EvaluatedRun:
     """A row with its prediction, or with the reason for none (`skipped`)."""
 
     row: RunRow
-    prediction: Prediction | None
+    prediction: RowPrediction | None
     skipped: SkippedRow | None
     weight: float
 
@@ -91,12 +91,12 @@ def predict_rows(
         progress("runs predicted", number, len(rows))
         outcomes.append((row, predict_cached(row.inputs, bound=bound)))
     weights = duplicate_weights(
-        row for row, outcome in outcomes if isinstance(outcome, Prediction) and row.quality in SCORED_QUALITIES
+        row for row, outcome in outcomes if isinstance(outcome, RowPrediction) and row.quality in SCORED_QUALITIES
     )
     return tuple(
         EvaluatedRun(
             row=row,
-            prediction=outcome if isinstance(outcome, Prediction) else None,
+            prediction=outcome if isinstance(outcome, RowPrediction) else None,
             skipped=outcome if isinstance(outcome, SkippedRow) else None,
             weight=weights.get(row.dup_group, 1.0),
         )
@@ -217,15 +217,15 @@ def largest_errors(runs: Sequence[EvaluatedRun], limit: int) -> Iterator[Evaluat
 
 
 FEW_TOKENS, NARROW = 4096, 1024
-Applies = Callable[[Prediction], bool]
+Applies = Callable[[RowPrediction], bool]
 
 
-def _tokens(prediction: Prediction) -> float:
+def _tokens(prediction: RowPrediction) -> float:
     """Return the tokens that a device's kernels process in one micro-batch."""
     return prediction.case.layout.micro_batch_seqs * prediction.case.job.seq_len / prediction.case.layout.cp
 
 
-def _attention_share(prediction: Prediction) -> float:
+def _attention_share(prediction: RowPrediction) -> float:
     """Return the FLOPs of attention scores over those of a block's matrices: about seq_len / 6 D in a usual block."""
     architecture = prediction.case.architecture
     return (
@@ -233,7 +233,7 @@ def _attention_share(prediction: Prediction) -> float:
     )
 
 
-def _hidden_share(prediction: Prediction) -> float:
+def _hidden_share(prediction: RowPrediction) -> float:
     return sum(prediction.estimate.hidden.values()) / prediction.estimate.step_time_s
 
 

@@ -37,7 +37,7 @@ from shardwise.measure.calibrate.prediction_errors import SCORED_QUALITIES
 from shardwise.measure.calibrate.published_runs.layout_from_row import read_loss, read_recipe
 from shardwise.measure.calibrate.published_runs.model_and_cluster_from_row import RowSoftware, catalogue_name
 from shardwise.measure.calibrate.published_runs.prediction_from_row import (
-    Prediction,
+    RowPrediction,
     RunCase,
     predict_cached,
     read_case,
@@ -150,7 +150,9 @@ def _price_row(row: RunRow, user_cluster: MeasuredCluster) -> PricedRun | str:
     prediction = (
         predict_cached(row.inputs) if uncatalogued_cluster is None else try_predict(row.cells, uncatalogued_cluster)
     )
-    return PricedRun(row, row.step_time_s, prediction.case) if isinstance(prediction, Prediction) else prediction.kind
+    return (
+        PricedRun(row, row.step_time_s, prediction.case) if isinstance(prediction, RowPrediction) else prediction.kind
+    )
 
 
 def _to_run(

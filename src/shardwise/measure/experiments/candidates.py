@@ -10,7 +10,7 @@ from shardwise.interop.launches.launch import cluster_machines
 from shardwise.layout import Choices, Layout, choices_from_pins, layout_as_run, stack_of
 from shardwise.layout.layout import AXES
 from shardwise.measure.experiments.grid_file import COMMAND, TRAIN, ExperimentGrid
-from shardwise.measure.experiments.ledger_lines import Configuration, Prediction, Setting
+from shardwise.measure.experiments.ledger_lines import Configuration, RunPrediction, Setting
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.plan_sweep import SweepCase, sweep_cases
@@ -39,13 +39,13 @@ class Candidate:
         """Predicted seconds of a step by term."""
         return self.priced.time if self.priced else {}
 
-    def predict(self) -> Prediction | None:
+    def predict(self) -> RunPrediction | None:
         """Return the prediction before anything is measured; None for a command alone."""
         priced = self.priced
         if priced is None or self.problem is None:
             return None
         price = self.problem.cluster.chip.price_usd_per_hour
-        return Prediction(
+        return RunPrediction(
             step_time_s=priced.step_time_s, interval90=priced.interval90, memory_bytes=priced.memory_bytes,
             capacity_bytes=priced.memory_capacity_bytes, fits=priced.verdict, mfu=priced.mfu,
             tokens_per_s_per_device=priced.tokens_per_s_per_device,

@@ -16,7 +16,7 @@ from typing import Any
 from shardwise.measure.experiments.candidates import Candidate
 from shardwise.measure.experiments.grid_file import ExperimentBudget
 from shardwise.measure.experiments.ledger import LedgerRow
-from shardwise.measure.experiments.ledger_lines import LedgerLine, Prediction
+from shardwise.measure.experiments.ledger_lines import LedgerLine, RunPrediction
 from shardwise.measure.experiments.ledger_summary import RunTimes, best_row
 from shardwise.measure.experiments.listed_order import device_hours, within_budget
 from shardwise.measure.experiments.renewed_predictions import LogStep, StepTerms, renew_predictions, renewed
@@ -106,7 +106,7 @@ class ExpectedInformation:
         done = [_excess(self._terms[name].prediction) for name in self.candidates if rows[name].state == "done"]
         return max(done, default=0.0)
 
-    def _excess_reason(self, prediction: Prediction, allowed: float) -> str:
+    def _excess_reason(self, prediction: RunPrediction, allowed: float) -> str:
         """Return why a prediction does not fit; "" for one that fits, or needs no more than a run that did."""
         if prediction.fits != DOES_NOT_FIT or _excess(prediction) <= allowed:
             return ""
@@ -136,12 +136,12 @@ class ExpectedInformation:
         return within_budget(sorted(waiting, key=worth, reverse=True), rows, self.budget, self.experiment)
 
 
-def _excess(prediction: Prediction) -> float:
+def _excess(prediction: RunPrediction) -> float:
     """Return the memory that a prediction needs, as a share of what there is."""
     return (prediction.memory_bytes or 0.0) / (prediction.capacity_bytes or 1.0)
 
 
-def _has_moved(before: Prediction | None, after: Prediction) -> bool:
+def _has_moved(before: RunPrediction | None, after: RunPrediction) -> bool:
     if before is None:
         return True
     pairs = zip((before.step_time_s, *before.ends), (after.step_time_s, *after.ends), strict=True)

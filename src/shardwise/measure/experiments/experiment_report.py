@@ -11,16 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction as RowPrediction
-from shardwise.measure.calibrate.published_runs.prediction_from_row import predict_cached
+from shardwise.measure.calibrate.published_runs.prediction_from_row import RowPrediction, predict_cached
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, SkippedRow, read_rows
 from shardwise.measure.experiments.ledger import LedgerContent, LedgerRow, read_ledger
 from shardwise.measure.experiments.ledger_lines import (
     Configuration,
     Interval,
     LedgerLine,
-    Prediction,
     RunMeasurement,
+    RunPrediction,
 )
 from shardwise.measure.experiments.ledger_summary import ExperimentStatus, summarise_content
 from shardwise.values import Hidden, Payload
@@ -220,9 +219,9 @@ def _published_prediction(row: RunRow) -> RowPrediction | None:
     return prediction if isinstance(prediction, RowPrediction) else None
 
 
-def _as_prediction(prediction: RowPrediction) -> Prediction:
+def _as_prediction(prediction: RowPrediction) -> RunPrediction:
     priced = prediction.estimate
-    return Prediction(
+    return RunPrediction(
         step_time_s=priced.step_time_s, interval90=priced.interval90, memory_bytes=priced.memory_bytes,
         capacity_bytes=priced.memory_capacity_bytes, fits=priced.verdict, mfu=priced.mfu,
     )  # fmt: skip

@@ -19,8 +19,8 @@ from shardwise.measure.experiments.ledger_lines import (
     ENDED,
     Configuration,
     LedgerLine,
-    Prediction,
     RunMeasurement,
+    RunPrediction,
     SessionLine,
     State,
     dump_line,
@@ -44,8 +44,8 @@ class LedgerRow:
     configuration: Configuration
     line: LedgerLine
     attempts: Mapping[int, LedgerLine]
-    prediction: Prediction | None = None
-    predicted_before: Prediction | None = None
+    prediction: RunPrediction | None = None
+    predicted_before: RunPrediction | None = None
     measurement: RunMeasurement | None = None
 
     @property

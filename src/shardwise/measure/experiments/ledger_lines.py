@@ -51,7 +51,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class RunPrediction:
     """Prediction of a run: the step with its 90% interval, and the memory of the fullest device.
 
     `fits` is the verdict on the memory ("fits", "tight", "does not fit"), `usd_per_hour` the price of all devices where the chip
@@ -100,7 +100,7 @@ class LedgerLine:
     written_at: str = ""
     attempt: int = 0
     configuration: Configuration | None = None
-    prediction: Prediction | None = None
+    prediction: RunPrediction | None = None
     measurement: RunMeasurement | None = None
     reason: str = ""
     cause: str = ""
@@ -148,7 +148,7 @@ def dump_line(line: LedgerLine | SessionLine) -> str:
 def _non_empty(value: Any) -> dict[str, Any]:
     members = {field.name: getattr(value, field.name) for field in fields(value)}
     return {
-        name: _non_empty(member) if isinstance(member, (Configuration, Prediction, RunMeasurement)) else member
+        name: _non_empty(member) if isinstance(member, (Configuration, RunPrediction, RunMeasurement)) else member
         for name, member in members.items()
         if member not in (None, "", 0)
     }
@@ -178,10 +178,10 @@ def load_configuration(content: Any) -> Configuration:
     return configuration
 
 
-def _load_prediction(content: Any) -> Prediction:
+def _load_prediction(content: Any) -> RunPrediction:
     if isinstance(content, dict) and isinstance(content.get("interval90"), list):
         content["interval90"] = tuple(content["interval90"])
-    return _build(Prediction, content)
+    return _build(RunPrediction, content)
 
 
 def _build(kind: type[Part], content: Any) -> Part:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.measure.experiments.ledger_lines import Prediction
+from shardwise.measure.experiments.ledger_lines import RunPrediction
 
 Array = NDArray[np.float64]
 QUANTILE_90 = 1.6449  # of the normal distribution: 5% lie beyond it
@@ -35,7 +35,7 @@ DEFAULT_DEVIATION = 0.25  # of the logarithm of a step whose prediction is a bou
 class StepTerms:
     """The first prediction of a configuration, and the seconds of its step by term."""
 
-    prediction: Prediction
+    prediction: RunPrediction
     time: Mapping[str, float]
 
     @property
@@ -142,7 +142,7 @@ class _LinearModel:
         return float(np.mean(errors**2 * np.diag(inverse)))
 
 
-def renewed(prediction: Prediction, step: LogStep) -> Prediction:
+def renewed(prediction: RunPrediction, step: LogStep) -> RunPrediction:
     """Return a prediction with the step of a distribution; rates follow it, memory stays."""
     seconds = math.exp(step.mean)
     ratio = prediction.step_time_s / seconds

@@ -21,7 +21,7 @@ SCALING_BOOK_URL = "https://jax-ml.github.io/scaling-book/training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
+class TaskGoal:
     """A goal of a task: a number that is at most or at least `target`, in a unit of the page. `value` is None for a layout that
     cannot run; without a comparison it is a condition."""
 
@@ -48,21 +48,21 @@ class Task:
     url: str
     start: str
     keeps: tuple[str, ...]
-    requirements: Callable[[ViewRequest], Iterator[Requirement]]
+    requirements: Callable[[ViewRequest], Iterator[TaskGoal]]
 
     def start_state(self) -> State:
         """Return the state that the task starts from."""
         return replace(parse_query(self.start), task=self.name)
 
 
-def _at_most(label: str, value: float | None, target: float, unit: str) -> Requirement:
+def _at_most(label: str, value: float | None, target: float, unit: str) -> TaskGoal:
     is_met = value is not None and value <= target
-    return Requirement(label=label, is_met=is_met, value=value, comparison="at most", target=target, unit=unit)
+    return TaskGoal(label=label, is_met=is_met, value=value, comparison="at most", target=target, unit=unit)
 
 
-def _at_least(label: str, value: float | None, target: float, unit: str) -> Requirement:
+def _at_least(label: str, value: float | None, target: float, unit: str) -> TaskGoal:
     is_met = value is not None and value >= target
-    return Requirement(label=label, is_met=is_met, value=value, comparison="at least", target=target, unit=unit)
+    return TaskGoal(label=label, is_met=is_met, value=value, comparison="at least", target=target, unit=unit)
 
 
 def _priced(request: ViewRequest, value: Callable[[ViewRequest], float]) -> float | None:
@@ -74,7 +74,7 @@ def _priced(request: ViewRequest, value: Callable[[ViewRequest], float]) -> floa
         return None
 
 
-def _fits(request: ViewRequest) -> Requirement:
+def _fits(request: ViewRequest) -> TaskGoal:
     capacity = request.cluster.chip.capacity_bytes * (1.0 - TIGHT_MARGIN)
     return _at_most(
         "memory of a device", _priced(request, lambda priced: priced.plan.estimate.memory_bytes), capacity, "B"
@@ -87,23 +87,23 @@ def exposed_share(request: ViewRequest) -> float:
     return sum(priced.time[axis] for axis in COMMUNICATION_TERMS) / priced.step_time_s
 
 
-def _fit_70b(request: ViewRequest) -> Iterator[Requirement]:
+def _fit_70b(request: ViewRequest) -> Iterator[TaskGoal]:
     yield _fits(request)
     yield _at_least("MFU", _priced(request, lambda priced: priced.plan.estimate.mfu), 0.45, "%")
 
 
-def _hide_communication(request: ViewRequest) -> Iterator[Requirement]:
+def _hide_communication(request: ViewRequest) -> Iterator[TaskGoal]:
     yield _at_most("exposed communication, of the step", _priced(request, exposed_share), 0.10, "%")
     yield _fits(request)
 
 
-def _short_bubble(request: ViewRequest) -> Iterator[Requirement]:
+def _short_bubble(request: ViewRequest) -> Iterator[TaskGoal]:
     yield _at_most("bubble, idle over ideal time", _priced(request, bubble), 0.10, "%")
     yield _at_least("pipeline stages", float(request.layout.pp), 8, "")
     yield _fits(request)
 
 
-def _critical_batch(request: ViewRequest) -> Iterator[Requirement]:
+def _critical_batch(request: ViewRequest) -> Iterator[TaskGoal]:
     # The noise scale is the view's default: with a scale of the user's any batch could be past it.
     tradeoff = BatchTradeoff(min_steps=1.0, noise_tokens=critical_batch_of_loss(LOSS))
     batch = float(request.job.global_batch_tokens)
@@ -175,7 +175,7 @@ def task_payload(task: Task, request: ViewRequest) -> dict[str, Any]:
     start = request.resolver.with_usual_job(task.start_state())
     is_same_job = all(getattr(request.state, name) == getattr(start, name) for name in task.keeps)
     start_values = "model, cluster and sequence" if "batch_tokens" not in task.keeps else "model, cluster and batch"
-    requirements = [*task.requirements(request), Requirement(label=f"{start_values} of the task", is_met=is_same_job)]
+    requirements = [*task.requirements(request), TaskGoal(label=f"{start_values} of the task", is_met=is_same_job)]
     return {
         "name": task.name, "title": task.title, "goal": task.goal, "hint": task.hint, "source": task.source, "url": task.url,
         "start": f"task={task.name}", "done": all(requirement.is_met for requirement in requirements),

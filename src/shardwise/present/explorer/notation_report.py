@@ -7,7 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from shardwise.present.charts.chart import Axis, Chart, Panel, PayloadMark
 from shardwise.present.explorer.page_sections import panel, quiet
-from shardwise.present.rendering.page_report import Choices, DataTable, PageBlock, PageCell, PageReport, Paragraph
+from shardwise.present.rendering.page_report import (
+    DataTable,
+    PageBlock,
+    PageCell,
+    PageReport,
+    Paragraph,
+    SelectedBlocks,
+)
 from shardwise.present.rendering.payload_text import Payload, PayloadText
 from shardwise.present.rendering.report import Number
 
@@ -34,7 +41,9 @@ def notation_report(payload: Payload) -> PageReport:
         ((name, label), _part_blocks(PayloadText(payload, f"{place}shards.{state}."), weight, state))
         for name, weight, place in weights for state, label in STATES.items()
     ]  # fmt: skip
-    choices = Choices((("notation-weight", "weight"), ("notation-state", "state")), (first, STATES["rest"]), options)
+    choices = SelectedBlocks(
+        (("notation-weight", "weight"), ("notation-state", "state")), (first, STATES["rest"]), options
+    )
     table: list[Sequence[PageCell]] = [("weight", "shape", *STATES.values(), "part at rest", "copies")]
     for name, weight, place in weights:
         rest = weight["shards"]["rest"]

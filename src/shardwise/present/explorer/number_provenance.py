@@ -75,7 +75,7 @@ def field_path(fields: Fields, path: str) -> str:
 Inputs = Mapping[str, float]
 
 
-class Number(NamedTuple):
+class PlanNumber(NamedTuple):
     """A number of a plan: its meaning, its formula, its unit, the source of the formula, its value, and its inputs by name."""
 
     words: str
@@ -137,42 +137,42 @@ def _room(request: ViewRequest) -> Inputs:
     }
 
 
-NUMBERS: Mapping[str, Number] = {
-    "step_time_s": Number(
+NUMBERS: Mapping[str, PlanNumber] = {
+    "step_time_s": PlanNumber(
         "seconds of one optimizer step, of the slowest stage", "the sum of the terms of time", "s", "price/stage_step_time.py",
         lambda request: request.plan.estimate.step_time_s, _terms("time"),
     ),
-    "tokens_per_s_per_device": Number(
+    "tokens_per_s_per_device": PlanNumber(
         "tokens of a batch in the step's seconds, for each device", "tokens / (step · devices)", "tokens/s", "price/estimate.py",
         lambda request: request.plan.estimate.tokens_per_s_per_device, _rate,
     ),
-    "mfu": Number(
+    "mfu": PlanNumber(
         "model FLOPs utilisation: causal attention once, no recomputation", "FLOPs · tokens / (devices · peak · step)", "%",
         "Chowdhery et al., PaLM, 2022, appendix B", lambda request: request.plan.estimate.mfu, _flops,
     ),
-    "hfu": Number(
+    "hfu": PlanNumber(
         "hardware FLOPs utilisation: what devices run, recomputation included", "MFU · FLOPs run / FLOPs needed", "%",
         "Korthikanti et al. 2022, section 6.3", lambda request: request.plan.estimate.hfu,
         lambda request: {"MFU": request.plan.estimate.mfu},
     ),
-    "memory_bytes": Number(
+    "memory_bytes": PlanNumber(
         "bytes of a device of the fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py",
         lambda request: request.plan.estimate.memory_bytes, _terms("memory"),
     ),
-    "margin": Number(
+    "margin": PlanNumber(
         "the free share of a device's memory", "1 - memory / capacity", "%", "price/estimate.py",
         lambda request: request.plan.estimate.margin, _room,
     ),
-    "bound_s": Number(
+    "bound_s": PlanNumber(
         "seconds of the step with kernels and links at the best that micro-benchmarks reach",
         "the sum of the terms of time at these rates", "s", "hardware/stacks.py",
         lambda request: request.plan.bound_s or request.plan.estimate.step_time_s, lambda request: {},
     ),
-    "bubble": Number(
+    "bubble": PlanNumber(
         "idle over ideal time of a pipeline's ranks", "bubble / (step - bubble)", "%",
         "Tazi et al., The Ultra-Scale Playbook, 2025: the bubble's ratio", bubble, _idle,
     ),
-    "num_micro_batches": Number(
+    "num_micro_batches": PlanNumber(
         "micro-batches of the fullest replica in a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
         "layout/rules/model_and_cluster_rules.py",
         lambda request: float(num_micro_batches(request.job, layout_degrees(request.layout))), _sequences,

@@ -9,10 +9,10 @@ from shardwise.present.charts.chart import RuleLine, StackedBars
 from shardwise.present.charts.common_charts import categories, length_axis, row_chart
 from shardwise.present.explorer.page_sections import panel, quiet, term_bar, term_list, term_words
 from shardwise.present.rendering.page_report import (
-    Action,
     Bullets,
     DataTable,
     Facts,
+    PageAction,
     PageBlock,
     PageCell,
     PageReport,
@@ -114,7 +114,7 @@ def _best(payload: Payload) -> list[PageBlock]:
     if (payload.get("verdict") or {}).get("is_best"):
         return [quiet("of all layouts searched, by the rule of shardwise plan")]
     best = PayloadText(payload, "search.best.").cells("best: {text}, {step_time_s:s}, {memory_bytes:B} ")
-    return [Paragraph([*best, Action("take it", {"layout": search["best"]["layout"]})], "quiet best")]
+    return [Paragraph([*best, PageAction("take it", {"layout": search["best"]["layout"]})], "quiet best")]
 
 
 def _facts(payload: Payload) -> Facts:
@@ -236,7 +236,7 @@ def _times_text(times: float) -> str:
 
 def memory_report(payload: Payload) -> PageReport:
     """Return the memory of a device with presets of models."""
-    row = quiet("models: ", *(Action(preset["value"], preset["edit"]) for preset in payload["presets"]))
+    row = quiet("models: ", *(PageAction(preset["value"], preset["edit"]) for preset in payload["presets"]))
     if payload["problems"]:
         return [problems_section(payload), PageSection(blocks=[row], style="plain")]
     (layout,) = payload["memory"]["layouts"]

@@ -9,8 +9,8 @@ from shardwise.present.charts.chart import Axis, Chart, Curve, Mark, Points, Rul
 from shardwise.present.charts.common_charts import curve_chart
 from shardwise.present.explorer.page_sections import PLOT_HEIGHT, panel, quiet
 from shardwise.present.rendering.page_report import (
-    Action,
     DataTable,
+    PageAction,
     PageBlock,
     PageCell,
     PageReport,
@@ -69,7 +69,7 @@ def _engines(payload: Payload) -> Paragraph:
     cells: list[PageCell] = [f"engine {payload['engine']}; or "]
     for engine in payload["engines"]:
         if engine["name"] != payload["engine"]:
-            cells += [Action(engine["name"], engine["edit"]), " "]
+            cells += [PageAction(engine["name"], engine["edit"]), " "]
     return Paragraph(cells)
 
 

@@ -21,7 +21,7 @@ from shardwise.present.charts.chart import (
 from shardwise.present.charts.common_charts import ROW_HEIGHT, categories, curve_chart, length_axis, row_chart
 from shardwise.present.charts.step_charts import PASS_TERMS
 from shardwise.present.explorer.page_sections import FIGURE_TITLES, PLOT_HEIGHT, panel, quiet, term_legend, term_words
-from shardwise.present.rendering.page_report import Action, PageBlock, PageReport, Paragraph
+from shardwise.present.rendering.page_report import PageAction, PageBlock, PageReport, Paragraph
 from shardwise.present.rendering.payload_text import Payload, PayloadText
 from shardwise.values import TIME_TERMS, format_bytes, format_quantity, format_seconds
 
@@ -114,7 +114,9 @@ def schedule_report(payload: Payload) -> PageReport:
         size=(max(300.0, min(9.0 * max(lengths), 4000.0)), ROW_HEIGHT),
         legend=term_legend({term: f"{kind}: {term}" for kind, term in PASS_TERMS.items() if f"term:{term}" in used}),
     )  # fmt: skip
-    note = quiet("stages alike, with the estimate's seconds ", Action("copy the command", command=payload["command"]))
+    note = quiet(
+        "stages alike, with the estimate's seconds ", PageAction("copy the command", command=payload["command"])
+    )
     ranks = text.table(
         "what ranks do", "rank | idle | waits | micro-batches held", "ranks",
         "{rank} | {idle_s:s} | {wait_s:s} | {peak_activations:g}", folded=True,

@@ -32,7 +32,7 @@ PathOf = Callable[[str], str]  # path in a report -> path in the answer; "" wher
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PageAction:
     """A button: it takes an edit of the address, or shows a command to copy. A page without a server leaves it out."""
 
     text: str
@@ -40,7 +40,7 @@ class Action:
     command: str = ""
 
 
-PageCell = Cell | Action
+PageCell = Cell | PageAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Slider:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SelectedBlocks:
     """Blocks of which one is shown: by a select for each of `names` (identifier, label), the first `start`."""
 
     names: Sequence[tuple[str, str]]
@@ -101,7 +101,7 @@ class Choices:
     options: Sequence[tuple[Sequence[str], Sequence[PageBlock]]]
 
 
-PageBlock = Block | Paragraph | Bullets | Facts | TermList | DataTable | Slider | Choices | Chart
+PageBlock = Block | Paragraph | Bullets | Facts | TermList | DataTable | Slider | SelectedBlocks | Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ def block_to_json(block: PageBlock, path_of: PathOf = str) -> Any:
         case Slider():
             value_cell = _cell(block.value_cell, path_of)
             return {"slider": block.label, "value": block.value, "shown": value_cell, "options": list(block.options)}
-        case Choices():
+        case SelectedBlocks():
             options = [[list(keys), [block_to_json(part, path_of) for part in parts]] for keys, parts in block.options]
             names = [list(name) for name in block.names]
             return {"choices": options, "names": names, "start": list(block.start)}
@@ -207,7 +207,7 @@ def _cell(cell: PageCell, path_of: PathOf) -> Any:
             return {"status": cell.text, "tone": cell.tone}
         case ShareBar():
             return {"bar": list(_bar_parts(cell.text)), "term": cell.term}
-        case Action():
+        case PageAction():
             return {"action": cell.text, "edit": dict(cell.edit), "command": cell.command}
         case Line():
             return _cells(cell.parts, path_of)

@@ -11,7 +11,7 @@ from functools import reduce
 from string import Formatter
 from typing import Any
 
-from shardwise.present.rendering.page_report import Action, DataTable, PageCell, Paragraph
+from shardwise.present.rendering.page_report import DataTable, PageAction, PageCell, Paragraph
 from shardwise.present.rendering.report import Line, Number, Status
 from shardwise.values import (
     format_bytes,
@@ -99,10 +99,10 @@ class PayloadText:
     def cell(self, template: str, element: Payload) -> PageCell:
         """Return a cell of a table's row."""
         if template.startswith("["):
-            return Action(template[1:-1], {"layout": element["layout"]})
+            return PageAction(template[1:-1], {"layout": element["layout"]})
         if template.startswith("*"):
             return Status(
                 "".join(cell if isinstance(cell, str) else cell.text for cell in self.cells(template[1:])), "note"
             )
         cells = self.cells(template)
-        return cells[0] if len(cells) == 1 else Line(tuple(cell for cell in cells if not isinstance(cell, Action)))
+        return cells[0] if len(cells) == 1 else Line(tuple(cell for cell in cells if not isinstance(cell, PageAction)))

@@ -28,7 +28,7 @@ from shardwise.values import format_bytes, format_seconds, pluralize
 if TYPE_CHECKING:
     from shardwise.measure import MeasuredStep, UtilisationReport
     from shardwise.measure.utilisation import RecordedRow, StepBreakdown
-    from shardwise.records.logs.training_log import SteadyState, TrainingLog
+    from shardwise.records.logs.training_log import RunSteadyState, TrainingLog
     from shardwise.search import Plan
 
 VERDICTS = {
@@ -131,7 +131,7 @@ def _log(measured: MeasuredStep) -> Iterator[Block]:
         yield f"  {pluralize(log.torn, 'line')} of steps could not be read: cut off, or written over by another rank"
 
 
-def _framework_counts(log: TrainingLog, steady: SteadyState) -> Iterator[Line]:
+def _framework_counts(log: TrainingLog, steady: RunSteadyState) -> Iterator[Line]:
     """Yield what the framework itself makes of the run: its MFU and rate, and the losses."""
     counts: list[tuple[Cell, ...]] = []
     if steady.mfu is not None:

@@ -276,7 +276,7 @@ RULE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SteadyState:
+class RunSteadyState:
     """Steady state of a run: the time of a token without disturbances.
 
     `device_s_per_token`: seconds of a device for a token: the inverse of tokens/s of one device. `low` and `high`: its 10th and
@@ -304,7 +304,7 @@ class SteadyState:
 
 def measure_steady_state(
     log: TrainingLog, num_devices: int, seq_len: int, batch_tokens: int | None = None
-) -> SteadyState:
+) -> RunSteadyState:
     """Return the steady state of a run. `batch_tokens`: tokens of the global batch, for a log without them.
 
     Raises `InputError` if no line has a time or a rate, and for a batch that contradicts the log's.
@@ -331,7 +331,7 @@ def measure_steady_state(
     paces = [_pace(step, num_devices, batch) for step in counted]
     typical = drop_outliers(paces)
     typical_pace = median(typical)
-    return SteadyState(
+    return RunSteadyState(
         device_s_per_token=typical_pace, low=interpolated_percentile(typical, 0.1), high=interpolated_percentile(typical, 0.9),
         overhead=sum(paces) / len(paces) / (sum(typical) / len(typical)) - 1.0, num_lines=len(log.steps),
         num_warm_up=warm_up, num_other_batch=len(log.steps) - len(same_batch), num_outliers=len(paces) - len(typical),

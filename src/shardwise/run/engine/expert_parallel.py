@@ -165,10 +165,10 @@ class LocalExpertRows(ExpertRows):
         return torch.cat([arriving[part * longest :][:length] for part, length in enumerate(self.lengths)])
 
 
-def dispatch_dx(drows: Tensor, routing: experts.Routing | LocalExpertRows) -> Tensor:
+def dispatch_dx(drows: Tensor, routing: experts.TokenRouting | LocalExpertRows) -> Tensor:
     """Add up, for each token, the gradients of the rows that this rank has, in one order on any device."""
     if isinstance(routing, LocalExpertRows):
-        assert isinstance(routing.all_rows, experts.Routing), "what is shared is a router's choice"
+        assert isinstance(routing.all_rows, experts.TokenRouting), "what is shared is a router's choice"
         return dispatch_dx(routing.pad_to_all_experts(drows), routing.all_rows)
     return experts.dispatch_dx(drows, routing)
 

@@ -284,7 +284,7 @@ def route_call(builder: CallBuilder, step: ComputeStep, operation: Route) -> Ker
     """Return the call of a router: its choice, and per expert the rows asked for and the sum of probabilities."""
     num_chosen, numerics, factor = builder.sizes[operation.num_chosen], builder.numerics, builder.rank.capacity_factor
 
-    def kernel(logits: Tensor, balance_bias: Tensor) -> tuple[experts.Routing, Tensor]:
+    def kernel(logits: Tensor, balance_bias: Tensor) -> tuple[experts.TokenRouting, Tensor]:
         normalised, gating = numerics.normalised_gates, numerics.gating
         routing = experts.route_tokens(
             logits, num_chosen, balance_bias, normalised=normalised, gating=gating, capacity_factor=factor
@@ -298,7 +298,7 @@ def route_gradient_call(builder: CallBuilder, step: ComputeStep, operation: Rout
     """Return the call of the gradient of a router's logits."""
     dtype = builder.dtype
 
-    def kernel(dgates: Tensor, routing: experts.Routing, penalty: Tensor | None) -> Tensor:
+    def kernel(dgates: Tensor, routing: experts.TokenRouting, penalty: Tensor | None) -> Tensor:
         return experts.route_gradient(dgates, routing, penalty, dtype)
 
     return KernelCall(kernel, (*operation.inputs, PENALTY), operation.outputs)

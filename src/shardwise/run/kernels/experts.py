@@ -58,7 +58,7 @@ class ExpertRows(ABC):
 
 
 @dataclass(frozen=True)
-class Routing(ExpertRows):
+class TokenRouting(ExpertRows):
     """A router's choice for the tokens of one layer, of `shape` [B, T].
 
     `scores` [N, E] are the softmax of its logits, or their sigmoids; `gates` and `choices` [N, k]. `requested` [E] counts
@@ -113,7 +113,7 @@ class Routing(ExpertRows):
 def route_tokens(
     logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT_NUMERICS.gating,
     capacity_factor: float | None = None,
-) -> Routing:  # fmt: skip
+) -> TokenRouting:  # fmt: skip
     """Choose the experts of each token from logits [B, T, E].
 
     `balance_bias` [E] changes which experts are chosen, not the gates (Wang et al. 2024, auxiliary-loss-free load
@@ -136,7 +136,7 @@ def route_tokens(
         order, counts = _drop_over_capacity(capacity, order, choices.flatten(), requested)
         numbers = torch.arange(len(order), device=order.device)
         inverse_order = torch.full_like(choices.flatten(), len(order)).index_copy_(0, order, numbers)
-    return Routing(
+    return TokenRouting(
         tuple(logits.shape[:-1]), scores, gates, choices, counts, order,
         order.argsort() if inverse_order is None else inverse_order, normalised, requested, drops, gating,
     )  # fmt: skip
@@ -171,7 +171,7 @@ def _score_sum(scores: Tensor) -> Tensor:
     return scores.sum(dim=-1, keepdim=True) + 1e-20
 
 
-def route_gradient(dgates: Tensor, routing: Routing, penalty: Tensor | None, dtype: torch.dtype) -> Tensor:
+def route_gradient(dgates: Tensor, routing: TokenRouting, penalty: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the logits [B, T, E] from that of the gates [N, k].
 
     `penalty` [E] is the gradient of each token's scores from a loss that balances experts.
@@ -191,17 +191,17 @@ def route_gradient(dgates: Tensor, routing: Routing, penalty: Tensor | None, dty
     return dlogits.to(dtype).view(*routing.shape, dlogits.shape[-1])
 
 
-def _shares_backward(penalty: Tensor, routing: Routing) -> Tensor:
-    """Return the gradient of scores from that of `Routing.shares`."""
+def _shares_backward(penalty: Tensor, routing: TokenRouting) -> Tensor:
+    """Return the gradient of scores from that of `TokenRouting.shares`."""
     return (penalty - (penalty * routing.shares).sum(dim=-1, keepdim=True)) / routing.scores.sum(dim=-1, keepdim=True)
 
 
-def dispatch(y: Tensor, routing: Routing) -> Tensor:
+def dispatch(y: Tensor, routing: TokenRouting) -> Tensor:
     """Return a row of y [B, T, D] for each choice of each token, sorted by expert."""
     return y.flatten(0, -2).index_select(0, routing.order // routing.num_chosen)
 
 
-def dispatch_dx(drows: Tensor, routing: Routing) -> Tensor:
+def dispatch_dx(drows: Tensor, routing: TokenRouting) -> Tensor:
     """Add up the gradients of the rows of each token, in one order on any device."""
     if has_triton(drows):
         from shardwise.run.triton_kernels import expert_permutation
@@ -211,7 +211,7 @@ def dispatch_dx(drows: Tensor, routing: Routing) -> Tensor:
     return routing.by_token(drows).sum(dim=1).view(*routing.shape, drows.shape[-1])
 
 
-def combine(routing: Routing, rows: Tensor) -> Tensor:
+def combine(routing: TokenRouting, rows: Tensor) -> Tensor:
     """Return the results of each token's experts, weighted by its gates."""
     if has_triton(rows, routing.gates):
         from shardwise.run.triton_kernels import expert_permutation
@@ -224,7 +224,7 @@ def combine(routing: Routing, rows: Tensor) -> Tensor:
     return total.to(rows.dtype).view(*routing.shape, rows.shape[-1])
 
 
-def combine_dgates(dy: Tensor, rows: Tensor, routing: Routing) -> Tensor:
+def combine_dgates(dy: Tensor, rows: Tensor, routing: TokenRouting) -> Tensor:
     """Return the gradient of the gates [N, k]."""
     if has_triton(dy, rows):
         from shardwise.run.triton_kernels import expert_permutation
@@ -235,7 +235,7 @@ def combine_dgates(dy: Tensor, rows: Tensor, routing: Routing) -> Tensor:
     return torch.stack(dgates, dim=-1)
 
 
-def combine_dx(dy: Tensor, routing: Routing) -> Tensor:
+def combine_dx(dy: Tensor, routing: TokenRouting) -> Tensor:
     """Return the gradient of the experts' results."""
     if has_triton(dy, routing.gates):
         from shardwise.run.triton_kernels import expert_permutation

@@ -31,7 +31,7 @@ from shardwise.run.trainer.anomaly_response import AnomalyResponse
 from shardwise.run.trainer.batch_schedule import ramp_state, resume_ramp
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.run.trainer.interfaces import CheckpointStore, EarlierLog, StepTrainer, TrainerState
-from shardwise.run.trainer.machine_probe import RunMeasurement
+from shardwise.run.trainer.machine_probe import MachineProbe
 from shardwise.run.trainer.noise_scale import BatchResizer
 from shardwise.run.trainer.preflight import RunData, describe_run
 from shardwise.run.trainer.run_identity import RunIdentity, checkpoint_problems, version_changes
@@ -60,7 +60,7 @@ class TrainingLoop:
     identity: RunIdentity
     trainer: StepTrainer
     checkpoints: CheckpointStore
-    measuring: RunMeasurement
+    measuring: MachineProbe
     stop: StopRequest
 
     def run_to_end(self) -> RunEnd:

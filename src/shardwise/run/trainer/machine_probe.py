@@ -32,7 +32,7 @@ def describe_machine(device: torch.device) -> str:
 
 
 @dataclass
-class RunMeasurement:
+class MachineProbe:
     """Measurements of a run on all ranks. `probe` returns seconds of short work by name; it is run at creation and at
     the end."""
 

@@ -18,7 +18,7 @@ from shardwise.run.machine_resources import device_bytes
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.run.trainer.interfaces import RunComponents
 from shardwise.run.trainer.loop import RunEnd, TrainingLoop
-from shardwise.run.trainer.machine_probe import RunMeasurement
+from shardwise.run.trainer.machine_probe import MachineProbe
 from shardwise.run.trainer.preflight import RunData, check_run, describe_run, replan_for, require_memory, require_world
 from shardwise.run.trainer.run_identity import RunIdentity
 from shardwise.search import Plan, load_plan
@@ -57,7 +57,7 @@ def _train(
     )
     data = require_on_all_ranks(world, lambda: _check_rank(plan, settings, components, world, lock))
     # Measured before the model fills the device.
-    measuring = RunMeasurement(world, settings.out, lambda: components.probe(plan, world))
+    measuring = MachineProbe(world, settings.out, lambda: components.probe(plan, world))
     trainer = require_on_all_ranks(world, lambda: components.trainer(plan, settings.recipe, data.train, world))
     require_on_all_ranks(world, lambda: _begin_run(plan, settings, data, lock) if world.rank == 0 else None)
     peers = world.rendezvous.peers if world.rendezvous else (Peer.of_this_process(),)

@@ -52,7 +52,7 @@ LAUNCH_OPTIONS = ("num_warps", "num_stages")
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelLaunch:
     """A launch of a kernel: its arguments by name, and the options of the launch."""
 
     kernel: triton.JITFunction
@@ -61,19 +61,19 @@ class Launch:
 
 
 @contextmanager
-def recorded_launches() -> Iterator[list[Launch]]:
+def recorded_launches() -> Iterator[list[KernelLaunch]]:
     """Record launches instead of running them."""
-    launches: list[Launch] = []
+    launches: list[KernelLaunch] = []
 
     def record(kernel: triton.JITFunction, *positional: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
         options = {name: keywords.pop(name) for name in LAUNCH_OPTIONS if name in keywords}
-        launches.append(Launch(kernel, dict(zip(kernel.arg_names, positional, strict=False)) | keywords, options))
+        launches.append(KernelLaunch(kernel, dict(zip(kernel.arg_names, positional, strict=False)) | keywords, options))
 
     with patch.object(triton.JITFunction, "run", record):
         yield launches
 
 
-def example_launches() -> list[Launch]:
+def example_launches() -> list[KernelLaunch]:
     """Record a launch of every kernel, in bf16, at sizes of Llama 3's 8B model."""
     tokens, width, vocab_size, bf16 = 8192, 4096, 128_256, torch.bfloat16
 
@@ -157,13 +157,13 @@ def example_launches() -> list[Launch]:
     return launches
 
 
-def is_supported(launch: Launch, compute_capability: int) -> bool:
+def is_supported(launch: KernelLaunch, compute_capability: int) -> bool:
     """Return whether a compute capability has the number formats of a launch."""
     dtypes = {argument.dtype for argument in launch.arguments.values() if isinstance(argument, Tensor)}
     return compute_capability >= FP8_CAPABILITY or torch.float8_e4m3fn not in dtypes
 
 
-def compile_launch(launch: Launch, compute_capability: int) -> KernelResources:
+def compile_launch(launch: KernelLaunch, compute_capability: int) -> KernelResources:
     """Compile a kernel as a launch would, for a compute capability such as 90 (Hopper)."""
     constants: dict[str, Any] = {}
     signature: dict[str, str] = {}

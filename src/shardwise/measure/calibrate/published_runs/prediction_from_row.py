@@ -46,7 +46,7 @@ class RunCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class RowPrediction:
     """A case with the recompute that was chosen, and its estimate."""
 
     case: RunCase
@@ -74,7 +74,7 @@ def read_case(cells: RowCells, user_cluster: Cluster | None = None) -> RunCase:
     )  # fmt: skip
 
 
-def predict_row(cells: RowCells, user_cluster: Cluster | None = None, *, bound: bool = False) -> Prediction:
+def predict_row(cells: RowCells, user_cluster: Cluster | None = None, *, bound: bool = False) -> RowPrediction:
     """Price a row with the first of its possible recomputes that fits, or the last. Raises `SkippedRow`.
 
     `user_cluster`: as for `read_case`. `bound`: at the rates of micro-benchmarks, not at the constants of published
@@ -97,7 +97,7 @@ def predict_row(cells: RowCells, user_cluster: Cluster | None = None, *, bound: 
     approximations = case.approximations
     if stated not in ("", recompute) and not is_partial:
         approximations += (f"{stated} recompute would not fit; priced as {recompute}",)
-    return Prediction(case=replace(case, layout=layout, approximations=approximations), estimate=predicted)
+    return RowPrediction(case=replace(case, layout=layout, approximations=approximations), estimate=predicted)
 
 
 def _price(case: RunCase, cluster: Cluster, layout: Layout) -> Estimate:
@@ -128,12 +128,12 @@ def _fewest_layers(case: RunCase, cluster: Cluster, layout: Layout, predicted: E
 
 # The key is the row's cells: the published constants must not change within a process.
 @lru_cache(maxsize=4096)
-def predict_cached(cells: tuple[tuple[str, str], ...], *, bound: bool = False) -> Prediction | SkippedRow:
+def predict_cached(cells: tuple[tuple[str, str], ...], *, bound: bool = False) -> RowPrediction | SkippedRow:
     """Return the prediction of a row's cells, or the reason for none; rows with the same cells are priced once."""
     return try_predict(RowCells(dict(cells)), None, bound=bound)
 
 
-def try_predict(cells: RowCells, user_cluster: Cluster | None, *, bound: bool = False) -> Prediction | SkippedRow:
+def try_predict(cells: RowCells, user_cluster: Cluster | None, *, bound: bool = False) -> RowPrediction | SkippedRow:
     """Return the prediction of a row, for a chip of the catalogue or of `user_cluster`, or the reason for none."""
     try:
         return predict_row(cells, user_cluster, bound=bound)
