@@ -67,6 +67,7 @@ class Judge(NamedTuple):
 
 
 MEGATRON_LM = Checkout("--megatron", "NVIDIA/Megatron-LM", "d98e8a64ddf34856e74b24714e3bedb2f5a39553")
+LWS = Checkout("--lws", "kubernetes-sigs/lws", "f056f611ae7721f9983ac35f26bfbae8547fd9f3")  # v0.9.0
 MAXTEXT = Checkout("--maxtext", "AI-Hypercomputer/maxtext", "e591f30cbbf217ed67ef71263ec0538239f9c3b8")
 TRAINERS = (
     Checkout("--axolotl", "axolotl-ai-cloud/axolotl", "067b021c8b87a9e5e380b9173c704cf7340e30f5"),
@@ -138,6 +139,9 @@ JUDGES: Mapping[str, Judge] = {
         (Script("sglang_serve.py", LAUNCHES, writer="write_serving.py"),),
         (TORCH, *_SERVERS, "IPython", "orjson", "python-dateutil", "triton", "xxhash", "zstandard"),
         alone=("sglang==0.5.23",),
+    ),
+    "kubernetes": Judge(
+        (Script("leader_worker_set.py", LAUNCHES, writer="write_serving.py"),), ("jsonschema", "pyyaml"), checkouts=(LWS,)
     ),
     "peft": Judge(
         (Script("peft_models.py", "trained parameters", interpreter_options=("-P",)),),

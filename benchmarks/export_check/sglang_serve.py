@@ -62,6 +62,9 @@ def _found_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[
         "cache": server.kv_cache_dtype,
         "draft": (server.speculative_algorithm, server.speculative_num_steps),
         "drafted": server.speculative_num_draft_tokens,
+        "exchange": server.moe_a2a_backend,
+        "redundant": (server.ep_num_redundant_experts, server.enable_eplb),
+        "admissions": server.scheduler_recv_interval,
     }
     chunk = (None if tokens is None else tokens * copies) if expected["chunked_prefill"] else -1
     wanted = {
@@ -81,6 +84,9 @@ def _found_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[
         "cache": "fp8_e4m3" if expected["cache_is_fp8"] else "auto",
         "draft": ("EAGLE", steps) if steps else (None, None),
         "drafted": steps + 1 if steps else None,
+        "exchange": "deepep" if expected["exchanges_tokens"] else "none",
+        "redundant": (expected["redundant_experts"], expected["redundant_experts"] > 0),
+        "admissions": expected["admission_passes"],
     }
     if not expected["chunked_prefill"] and tokens is not None:
         found["tokens"], wanted["tokens"] = server.max_prefill_tokens, tokens

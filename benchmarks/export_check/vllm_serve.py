@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from engine_words import differing, judge, manifest_words, script_words
 
@@ -21,6 +22,7 @@ sys.path.pop(0)  # this folder, whose scripts have the names of what they import
 from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 PARSER = make_arg_parser(FlexibleArgumentParser())
@@ -50,12 +52,19 @@ def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[
     arguments = PARSER.parse_args(words)
     arguments.model = start[1]
     engine = AsyncEngineArgs.from_cli_args(arguments)
-    parallel = ParallelConfig(
-        tensor_parallel_size=engine.tensor_parallel_size,
-        pipeline_parallel_size=engine.pipeline_parallel_size,
-        prefill_context_parallel_size=engine.prefill_context_parallel_size,
-        enable_expert_parallel=engine.enable_expert_parallel,
-    )
+    with patch.object(
+        type(current_platform), "is_cuda_alike", lambda platform: True
+    ):  # which redundant experts require
+        parallel = ParallelConfig(
+            tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
+            prefill_context_parallel_size=engine.prefill_context_parallel_size,
+            data_parallel_size=engine.data_parallel_size,
+            enable_expert_parallel=engine.enable_expert_parallel,
+            all2all_backend=engine.all2all_backend,
+            enable_eplb=engine.enable_eplb,
+            eplb_config=engine.eplb_config,
+        )
     draft = engine.speculative_config or {}
     copies = expected["attention_dp"] if expected["has_experts"] else expected["copies"]
     found = {
@@ -73,6 +82,8 @@ def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[
         "cache": engine.kv_cache_dtype,
         "chunks": engine.enable_chunked_prefill,
         "draft": (draft.get("method"), draft.get("num_speculative_tokens")),
+        "exchange": parallel.all2all_backend,
+        "redundant": (parallel.eplb_config.num_redundant_experts, engine.enable_eplb),
     }
     wanted = {
         "checkpoint": expected["checkpoint"],
@@ -89,6 +100,8 @@ def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[
         "cache": "fp8" if expected["cache_is_fp8"] else "auto",
         "chunks": None if expected["chunked_prefill"] else False,
         "draft": ("mtp", expected["mtp_tokens"]) if expected["mtp_tokens"] else (None, None),
+        "exchange": "deepep_low_latency" if expected["exchanges_tokens"] else "allgather_reducescatter",
+        "redundant": (expected["redundant_experts"], expected["redundant_experts"] > 0),
     }
     if expected["memory_fraction"] is not None:
         found["memory"], wanted["memory"] = engine.gpu_memory_utilization, expected["memory_fraction"]

@@ -54,9 +54,10 @@ def _cluster(name: str) -> Cluster:
 
 
 @cache
-def _models() -> tuple[str, ...]:
-    """Models that a hub has and that are worth serving."""
-    return tuple(name for name in model_names() if hub_ids(name) and num_params(load_model(name)) > 5e8)
+def _models(has_experts: bool) -> tuple[str, ...]:
+    """Models that a hub has and that are worth serving, with experts or without."""
+    named = (name for name in model_names() if hub_ids(name) and num_params(load_model(name)) > 5e8)
+    return tuple(name for name in named if (load_model(name).num_experts > 0) == has_experts)
 
 
 def random_deployments(engine: str, seed: int) -> Iterator[ServingDeployment]:
@@ -71,8 +72,8 @@ def random_deployments(engine: str, seed: int) -> Iterator[ServingDeployment]:
 
 def _random_deployment(engine: str, generator: random.Random) -> ServingDeployment:
     choose = generator.choice
-    architecture, cluster = load_model(choose(_models())), _cluster(choose(CLUSTERS))
-    has_experts = architecture.num_experts > 0
+    has_experts = choose((True, False))
+    architecture, cluster = load_model(choose(_models(has_experts))), _cluster(choose(CLUSTERS))
     tp, copies = choose(DEGREES), choose(DEGREES) if has_experts else 1
     if generator.random() < 0.1:
         tp = choose((3, 5, 6, 7))
@@ -93,6 +94,7 @@ def _random_deployment(engine: str, generator: random.Random) -> ServingDeployme
         max_num_seqs=choose((None, 1, 64, 256, 1000)), max_batched_tokens=choose((None, 512, 2048, 8192, 16384)),
         memory_fraction=choose((None, 0.8, 0.9, 0.95)), chunked_prefill=choose((True, True, False)),
         mtp_tokens=choose((0, 0, 1, 2) if architecture.num_predict_layers else (0,) * 8 + (1,)),
+        admission_passes=choose((1, 1, 10)) if "batch_limits.admission_passes" in ENGINES[engine].field_options else 1,
     )  # fmt: skip
     names = generator.sample(sorted(FLAGS[engine]), choose((0, 1, 2, 4)))
     flags = {name: choose(FLAGS[engine][name]) for name in names if FLAGS[engine][name]}

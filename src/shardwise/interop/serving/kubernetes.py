@@ -43,12 +43,18 @@ def object_name(text: str) -> str:
 
 
 def write_manifest(group: PodGroup) -> str:
-    """Return the manifest of instances and of the service in front of them."""
+    """Return the manifest of instances and of the service in front of them.
+
+    The controller of a LeaderWorkerSet makes a headless service of the set's name, by which its pods find each other, unless a
+    service has that name already. Source: leaderworkerset_controller.go, reconcileHeadlessServices.
+    """
     labels = {"app": group.name}
-    workload = _deployment(group, labels) if group.num_nodes == 1 else _leader_worker_set(group, labels)
-    selector = labels if group.num_nodes == 1 else {**labels, "role": "leader"}
+    is_spread = group.num_nodes > 1
+    workload = _leader_worker_set(group, labels) if is_spread else _deployment(group, labels)
+    selector = {**labels, "role": "leader"} if is_spread else labels
+    service_name = f"{group.name}-leader" if is_spread else group.name
     service = {
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": group.name},
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": service_name},
         "spec": {"selector": selector, "ports": [{"port": group.port, "targetPort": group.port}]},
     }  # fmt: skip
     objects = [workload, service]
