@@ -79,7 +79,8 @@ def test_copies_on_one_node_are_one_start_and_larger_ones_are_replicas_of_the_ma
     assert "size: 2\n" in spread["kubernetes.yaml"]
     assert "--nnodes 2" in spread["launch.sh"]
     names = [line for line in spread["kubernetes.yaml"].splitlines() if line.startswith("  name: ")]
-    assert names == ["  name: deepseek-v3-bf16-vllm", "  name: deepseek-v3-bf16-vllm-leader"]  # a set's own service has its name
+    # a set's own service has its name
+    assert names == ["  name: deepseek-v3-bf16-vllm", "  name: deepseek-v3-bf16-vllm-leader"]
 
 
 def test_formats_are_said_by_the_checkpoint_or_by_an_option():
