@@ -103,59 +103,6 @@ def test_a_product_is_that_of_what_its_operands_stand_for(name: str) -> None:
     assert np.abs(found.numpy() - exact).max() <= 1e-6 * scale.max()
 
 
-@pytest.mark.parametrize("formats", [("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3")], ids=str)
-@pytest.mark.parametrize("name", ["tensor", "row"])
-def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats: tuple[str, str]) -> None:
-    """`torch._scaled_mm`, here on the CPU, which has it too; on GPUs it is what runs."""
-    scaling, by_row = SCALINGS[name], name == "row"
-    left, right = (
-        quantization.quantize_matrix(
-            torch.from_numpy(matrix(shape, seed)), NUMBER_FORMATS[to], scaling.block, scaling.kind
-        )
-        for seed, (shape, to) in enumerate(zip(((48, 320), (64, 320)), formats, strict=True))
-    )
-    assert quantization.can_run_on_tensor_cores(left.elements, right.elements, formats, by_row=by_row) == (
-        not by_row or "e5m2" not in formats
-    )
-    found = quantization.tensor_core_product(left, right, formats, by_row=by_row)
-    expected = quantization.scaled_product(left, scaling.block, right, scaling.block, is_local=False)
-    expected = expected.bfloat16().float() if by_row else expected
-    torch.testing.assert_close(found, expected, rtol=2**-8 if by_row else 1e-5, atol=1e-5 * float(expected.abs().max()))
-
-
-def test_tensor_cores_get_row_major_times_column_major(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands may be transposed views, which cuBLASLt refuses; the product of a CPU takes any strides."""
-    strides: list[tuple[bool, bool]] = []
-
-    def multiply(first: torch.Tensor, second: torch.Tensor, **_: object) -> torch.Tensor:
-        strides.append((first.is_contiguous(), second.t().is_contiguous()))
-        return torch.empty(first.shape[0], second.shape[1])
-
-    monkeypatch.setattr(torch, "_scaled_mm", multiply)
-    left, right = (
-        quantization.quantize_matrix(torch.ones(320, rows).t(), NUMBER_FORMATS["e4m3"], (None, None), "fp32")
-        for rows in (48, 64)
-    )
-    left, right = (operand._replace(elements=operand.elements.t().contiguous().t()) for operand in (left, right))
-    quantization.tensor_core_product(left, right, ("e4m3", "e4m3"), by_row=False)
-    assert strides == [(True, True)]
-
-
-def test_what_tensor_cores_do_not_take() -> None:
-    def taken(rows: int, columns: int, formats: tuple[str, str]) -> bool:
-        left, right = (
-            quantization.quantize_matrix(torch.ones(n, columns), NUMBER_FORMATS[to], (None, None), "fp32")
-            for n, to in zip((48, rows), formats, strict=True)
-        )
-        return quantization.can_run_on_tensor_cores(left.elements, right.elements, formats, by_row=False)
-
-    assert taken(64, 32, ("e4m3", "e5m2"))
-    assert not taken(64, 32, ("e5m2", "e5m2"))
-    assert not taken(63, 32, ("e4m3", "e4m3"))
-    assert not taken(64, 33, ("e4m3", "e4m3"))
-    assert not taken(64, 32, ("e2m1", "e4m3"))
-
-
 def test_an_unknown_scaling_is_told() -> None:
     with pytest.raises(InputError, match=r"scaling: .*tile"):
         get_scaling("tiles")

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from train.scaled_mm_reference import checked_scaled_mm
 
 from shardwise.run.data.batches import IGNORE_INDEX
 from shardwise.run.kernels import device_dispatch, experts
@@ -61,6 +62,10 @@ def assert_near(computed: Tensor, expected: Tensor, tolerance: float) -> None:
 def expected_loss(logits: Tensor, targets: Tensor, scale: float, cap: float | None) -> Tensor:
     capped = logits if cap is None else cap * torch.tanh(logits / cap)
     return scale * F.cross_entropy(capped.flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def is_hopper() -> bool:
+    return torch.cuda.get_device_capability()[0] == 9
 
 
 @pytest.fixture
@@ -299,20 +304,41 @@ def test_block_scales_are_cast_by_a_kernel(recipe: str, block: ScaleBlock, monke
     assert_near(quantized.elements * expand_scales(quantized.scales, matrix.shape, block), matrix, 2.0**-3)
 
 
-@pytest.mark.parametrize("scaling", ["row", "tensor"])
+@pytest.mark.parametrize(
+    ("scaling", "capability"),
+    [("row", (9, 0)), ("tensor", (9, 0)), ("tile", (9, 0)), ("tile_power_of_two", (9, 0)), ("mx", (10, 0))],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("on_triton")
-def test_products_of_cast_operands(scaling: str, dtype: torch.dtype) -> None:
+def test_products_of_cast_operands(
+    scaling: str, capability: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forward, and the gradient of a weight, whose operands are transposed views; of whole numbers, so that no cast
     rounds them and sums are exact. The emulation is not called."""
-    x, dy = (torch.randint(-2, 3, (2, 24, width), generator=torch.Generator().manual_seed(width)) for width in (32, 48))
-    weight = torch.randint(-2, 3, (48, 32), generator=torch.Generator().manual_seed(0))
+    if DEVICE == "cuda":
+        if torch.cuda.get_device_capability() < capability or (scaling.startswith("tile") and not is_hopper()):
+            pytest.skip(f"this GPU does not multiply operands with scales of {scaling}")
+    else:
+        monkeypatch.setitem(device_dispatch.EMULATED_CAPABILITIES, "cpu", capability)
+        monkeypatch.setattr(F, "scaled_mm", checked_scaled_mm)
+    x, dy = (
+        torch.randint(-2, 3, (2, 64, width), generator=torch.Generator().manual_seed(width)) for width in (128, 256)
+    )
+    weight = torch.randint(-2, 3, (256, 128), generator=torch.Generator().manual_seed(0))
     for matrix in (x, dy, weight):
-        matrix.view(-1)[0] = 448  # the format's largest number: scales are powers of two
+        if scaling in ("row", "tensor"):
+            matrix.view(-1)[0] = 448  # the format's largest number: scales are powers of two
+        else:  # the same for every block
+            matrix.clamp_(-1, 1).mul_(448)
     x, dy, weight = (tensor.to(DEVICE, dtype) for tensor in (x, dy, weight))
     cast = OperandCast(NUMBER_FORMATS["e4m3"], SCALINGS[scaling].block)
+    weight_cast = OperandCast(NUMBER_FORMATS["e4m3"], SCALINGS[scaling].weight_block)
     products = [
-        (QuantizedMatmul(("B", "T", "D"), ("F", "D"), ("B", "T", "F"), (cast, cast), SCALINGS[scaling]), x, weight),
+        (
+            QuantizedMatmul(("B", "T", "D"), ("F", "D"), ("B", "T", "F"), (cast, weight_cast), SCALINGS[scaling]),
+            x,
+            weight,
+        ),
         (QuantizedMatmul(("B", "T", "F"), ("B", "T", "D"), ("F", "D"), (cast, cast), SCALINGS[scaling]), dy, x),
     ]
     expected = [x.double() @ weight.double().t(), dy.double().flatten(0, 1).t() @ x.double().flatten(0, 1)]
@@ -321,7 +347,7 @@ def test_products_of_cast_operands(scaling: str, dtype: torch.dtype) -> None:
         for (product, *operands), exact in zip(products, expected, strict=True):
             computed = product(*operands)
             assert computed.dtype == dtype
-            rounded = exact.bfloat16() if scaling == "row" or dtype == torch.bfloat16 else exact
+            rounded = exact.bfloat16() if scaling in ("row", "mx") or dtype == torch.bfloat16 else exact
             assert torch.equal(computed.double(), rounded.double())
 
 

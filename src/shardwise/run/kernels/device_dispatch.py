@@ -21,6 +21,27 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
+Capability = tuple[int, int]  # CUDA's compute capability, such as (9, 0) of an H100
+# Compute capabilities of devices other than CUDA's, by type: tests add the CPU, to run what a GPU would.
+EMULATED_CAPABILITIES: dict[str, Capability] = {}
+
+
+def device_capability(device: torch.device) -> Capability | None:
+    """Return the compute capability of a device; None: it is no GPU of NVIDIA.
+
+    >>> device_capability(torch.device("cpu")) is None
+    True
+    """
+    if device.type != "cuda":
+        return EMULATED_CAPABILITIES.get(device.type)
+    return _cuda_capability(device.index or 0) if torch.version.cuda else None
+
+
+@cache
+def _cuda_capability(index: int) -> Capability:
+    return torch.cuda.get_device_capability(index)
+
+
 # Devices whose tensors Triton's kernels take; tests add the CPU, where Triton's interpreter runs them.
 TRITON_DEVICES = {"cuda"}
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

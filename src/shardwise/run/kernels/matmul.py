@@ -1,9 +1,9 @@
 """Products of two tensors with named dims as matrix products of views; operands as they are, or quantized.
 
-A precision recipe says to which format with which scales operands are cast. On a GPU, products with one scale for each
-tensor or row run in FP8 (`torch._scaled_mm`); all others, and all on a CPU, are emulated: elements are kept in float32,
-so that each product of two is exact, and sums are in float32. That equals the hardware's result up to the order of its
-sums. Source: `values.quantization` cites the recipes.
+A precision recipe says to which format with which scales operands are cast. Products that the device's tensor cores multiply
+run there (`kernels.tensor_cores`); all others, and all on a CPU, are emulated: elements are widened to float32, so that each
+product of two is exact, and sums are in float32. That equals the hardware's result up to the order of its sums. Source:
+`values.quantization` cites the recipes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,14 @@ from torch import Tensor
 
 from shardwise.model import Role
 from shardwise.model import Tensor as Named
-from shardwise.run.kernels.device_dispatch import has_triton, on_gpu
-from shardwise.run.kernels.quantization import (
-    CASTS,
-    QuantizedTensor,
-    TiledWeight,
-    can_run_on_tensor_cores,
-    quantize_matrix,
-    scaled_product,
-    tensor_core_product,
-)
+from shardwise.run.kernels.device_dispatch import device_capability
+from shardwise.run.kernels.quantization import QuantizedTensor, TiledWeight, quantize_matrix, scaled_product
+from shardwise.run.kernels.tensor_cores import ProductOperands, cast_operand, record_product, tensor_core_product
 from shardwise.sharding import assign_letters, einsum_subscripts
 from shardwise.step.kernel_fusion import BATCH_DIMS
 from shardwise.values import NumberFormat, Precision
 from shardwise.values.dtypes import get_number_format
-from shardwise.values.quantization import WHOLE_MATRIX, ScaleBlock, Scaling, get_scaling
+from shardwise.values.quantization import ScaleBlock, ScaleKind, Scaling, get_scaling
 
 Dims = tuple[str, ...]
 View = Callable[[Tensor], Tensor]
@@ -168,7 +161,7 @@ def matmul_or_einsum(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, 
 
 
 MatmulOperand = Tensor | TiledWeight
-BY_ROW: ScaleBlock = (1, None)
+Cast = Callable[[Tensor, NumberFormat, ScaleBlock, ScaleKind, Tensor | None], QuantizedTensor]
 SCALES_INPUT = "@scales"  # slot of a unit's `OperandScales`
 
 
@@ -256,66 +249,37 @@ class QuantizedMatmul:
         target.add_(product) if add else target.copy_(product)
 
     def multiply(self, left: MatmulOperand, right: MatmulOperand, dtype: torch.dtype) -> Tensor:
-        """Return the product in a dtype. On a GPU with Triton both casts are kernels, and tensor cores write the dtype."""
-        if isinstance(left, Tensor) and isinstance(right, Tensor) and has_triton(left, right, any_strides=True):
-            matrices = self._matrix(left, self.left), self._matrix(right, self.right)
-            if self._has_fp8_scales(*matrices):
-                return self._in_order_of_result(self._multiply_in_fp8(*matrices, dtype), left, right).to(dtype)
-        return self.multiply_in_fp32(left, right).to(dtype)
+        """Return the product in a dtype, from tensor cores where the device has them for these operands."""
+        operands = self._describe_operands(left, right)
+        on_tensor_cores = operands.run_on(device_capability(left.device))
+        record_product(operands, on_tensor_cores=on_tensor_cores)
+        if not on_tensor_cores:
+            return self.multiply_in_fp32(left, right).to(dtype)
+        first, second = self._cast_both(left, right, cast_operand)
+        product = tensor_core_product(first, second, operands.blocks, operands.writes(dtype))
+        return self._in_order_of_result(product, left, right).to(dtype)
 
     def multiply_in_fp32(self, left: MatmulOperand, right: MatmulOperand) -> Tensor:
-        """Return the product in float32."""
-        casts = (
-            self._cast(*arguments)
-            for arguments in zip((left, right), (self.left, self.right), self.operands, strict=True)
-        )
-        first, second = casts
+        """Return the product in float32, emulated."""
+        first, second = self._cast_both(left, right, quantize_matrix)
         blocks = self.operands[0].block, self.operands[1].block
-        product = self._on_tensor_cores(first, second) if on_gpu(first.elements) else None
-        if product is None:
-            product = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.scales_inside_matmul)
+        product = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.scales_inside_matmul)
         return self._in_order_of_result(product, left, right)
+
+    def _describe_operands(self, left: MatmulOperand, right: MatmulOperand) -> ProductOperands:
+        """Return what decides where a product runs."""
+        sizes = dict(zip((*self.left, *self.right), (*left.shape, *right.shape), strict=True))
+        num_rows = (math.prod(sizes[dim] for dim in self._rows(dims)) for dims in (self.left, self.right))
+        width = math.prod(sizes[dim] for dim in self._summed())
+        formats = self.operands[0].to.name, self.operands[1].to.name
+        blocks = self.operands[0].block, self.operands[1].block
+        return ProductOperands((*num_rows, width), formats, blocks, self.scaling.kind)
 
     def _in_order_of_result(self, product: Tensor, left: MatmulOperand, right: MatmulOperand) -> Tensor:
         """Return a product of matrices with the dims of the result."""
         sizes = dict(zip((*self.left, *self.right), (*left.shape, *right.shape), strict=True))
         row_dims = (*self._rows(self.left), *self._rows(self.right))
         return product.view([sizes[dim] for dim in row_dims]).permute([row_dims.index(dim) for dim in self.result])
-
-    @property
-    def _formats(self) -> tuple[str, str]:
-        return self.operands[0].to.name, self.operands[1].to.name
-
-    def _has_fp8_scales(self, first: Tensor, second: Tensor) -> bool:
-        """Return whether tensor cores multiply matrices with these scales: one for each row, or for each tensor."""
-        blocks = [operand.block for operand in self.operands]
-        by_row = blocks == [BY_ROW] * 2
-        return (by_row or blocks == [WHOLE_MATRIX] * 2) and can_run_on_tensor_cores(
-            first, second, self._formats, by_row=by_row
-        )
-
-    def _on_tensor_cores(self, first: QuantizedTensor, second: QuantizedTensor) -> Tensor | None:
-        """Return the product of quantized matrices on tensor cores; None where they do not multiply these."""
-        if not self._has_fp8_scales(first.elements, second.elements):
-            return None
-        return tensor_core_product(first, second, self._formats, by_row=self.operands[0].block == BY_ROW)
-
-    def _multiply_in_fp8(self, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return first · secondᵀ of matrices that are cast on the way; with scales of rows it is rounded to bf16."""
-        from shardwise.run.triton_kernels.casts import cast_matrix, cast_rows
-
-        by_row, power_of_two = self.operands[0].block == BY_ROW, self.scaling.kind == "power_of_two"
-        pairs = []
-        for matrix, operand in zip((first, second), self.operands, strict=True):
-            to, factor = CASTS[operand.to.name], self._factor(operand, matrix)
-            pairs.append(
-                cast_rows(matrix, to, power_of_two=power_of_two) if by_row else cast_matrix(matrix, to, factor)
-            )
-        (left, left_scale), (right, right_scale) = pairs
-        out = torch.float32 if dtype == torch.float32 and not by_row else torch.bfloat16
-        right_scale = right_scale.view(1, -1) if by_row else right_scale
-        product: Tensor = torch._scaled_mm(left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=out)
-        return product
 
     def _factor(self, operand: OperandCast, matrix: Tensor) -> Tensor | None:
         """Return the factor of an operand from earlier steps; None where its own magnitudes decide."""
@@ -327,13 +291,22 @@ class QuantizedMatmul:
         transposed = tensor.permute([dims.index(dim) for dim in (*rows, *self._summed())])
         return transposed.reshape(math.prod(transposed.shape[: len(rows)]), -1)
 
-    def _cast(self, tensor: MatmulOperand, dims: Dims, operand: OperandCast) -> QuantizedTensor:
-        """Return an operand as a quantized matrix [rows, summed]."""
+    def _cast_both(
+        self, left: MatmulOperand, right: MatmulOperand, cast: Cast
+    ) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """Return both operands as quantized matrices [rows, summed]."""
+        first, second = (
+            self._cast(tensor, dims, operand, cast)
+            for tensor, dims, operand in zip((left, right), (self.left, self.right), self.operands, strict=True)
+        )
+        return first, second
+
+    def _cast(self, tensor: MatmulOperand, dims: Dims, operand: OperandCast, cast: Cast) -> QuantizedTensor:
         rows = self._rows(dims)
         if isinstance(tensor, TiledWeight):
             return tensor.operand(by_columns=(dims[: len(rows)] != rows) is not tensor.turned)
         matrix = self._matrix(tensor, dims)
-        return quantize_matrix(matrix, operand.to, operand.block, self.scaling.kind, self._factor(operand, matrix))
+        return cast(matrix, operand.to, operand.block, self.scaling.kind, self._factor(operand, matrix))
 
     def _summed(self) -> Dims:
         return tuple(dim for dim in self.left if dim in self.right)

@@ -24,11 +24,36 @@ CASTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 class QuantizedTensor(NamedTuple):
-    """A matrix as elements [M, K] in float32, the scale of each block [R, C], and one scale of the whole."""
+    """A matrix as elements [M, K], the scale of each block [R, C], and one scale of the whole.
+
+    Elements and scales are in float32, or as they are stored: elements in FP8 or two E2M1 in a byte [M, K/2], scales in
+    float32, E8M0 or E4M3.
+    """
 
     elements: Tensor
     scales: Tensor
     tensor_scale: Tensor
+
+    def widen(self) -> QuantizedTensor:
+        """Return it in float32, which holds every number of its formats."""
+        packed = self.elements.dtype == torch.float4_e2m1fn_x2
+        elements = unpack_e2m1(self.elements) if packed else self.elements.float()
+        return QuantizedTensor(elements, self.scales.float(), self.tensor_scale)
+
+    def store(self, to: NumberFormat, kind: ScaleKind) -> QuantizedTensor:
+        """Return it as it is stored, elements contiguous."""
+        # A cast alone keeps the strides of a transposed view.
+        elements = (
+            pack_e2m1(self.elements)
+            if to.name == "e2m1"
+            else self.elements.to(CASTS[to.name], memory_format=torch.contiguous_format)
+        )
+        dtype = {"e8m0": torch.float8_e8m0fnu, "e4m3": torch.float8_e4m3fn}.get(kind, torch.float32)
+        return QuantizedTensor(elements, self.scales.to(dtype), self.tensor_scale)
+
+    def transpose(self) -> QuantizedTensor:
+        """Return the transpose of a matrix that is not packed, as a view."""
+        return QuantizedTensor(self.elements.t(), self.scales.t(), self.tensor_scale)
 
 
 def round_to_format(values: Tensor, to: NumberFormat) -> Tensor:
@@ -113,6 +138,7 @@ def scaled_product(
     with blocks of 128 every 128 products make a sum (DeepSeek-V3, section 3.3.2). `is_local`: scales of few bits are
     applied to the elements instead.
     """
+    left, right = left.widen(), right.widen()
     if is_local:
         first, second = (
             _apply_scales(*operand_and_block) for operand_and_block in ((left, left_block), (right, right_block))
@@ -135,32 +161,35 @@ def scaled_product(
     return total
 
 
-def can_run_on_tensor_cores(left: Tensor, right: Tensor, formats: tuple[str, str], *, by_row: bool) -> bool:
-    """Return whether `torch._scaled_mm` takes two matrices [M, K] and [N, K].
+E2M1_MAGNITUDES = (
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    6.0,
+)  # by code; source: OCP Microscaling Formats 1.0, section 5.3.3
 
-    Both in FP8, at most one in E5M2, none where rows have scales; sizes divisible by 16. Source: PyTorch,
-    aten/src/ATen/native/cuda/ScaledBlas.cpp.
+
+def pack_e2m1(elements: Tensor) -> Tensor:
+    """Return numbers of E2M1 [M, K] as two codes of 4 bits in a byte [M, K/2], the first in the lower bits.
+
+    >>> pack_e2m1(torch.tensor([[1.0, -6.0]])).view(torch.uint8).tolist()
+    [[242]]
     """
-    allowed = {"e4m3"} if by_row else set(CASTS)
-    sizes = (*left.shape[1:], *right.shape[:1])
-    return set(formats) <= allowed and "e4m3" in formats and all(size % 16 == 0 for size in sizes)
+    bounds = torch.tensor(E2M1_MAGNITUDES[1:], device=elements.device)
+    codes = torch.bucketize(elements.abs().contiguous(), bounds, right=True) + 8 * elements.signbit()
+    pairs = codes.to(torch.uint8).view(len(codes), -1, 2)
+    return (pairs[..., 0] | pairs[..., 1] << 4).contiguous().view(torch.float4_e2m1fn_x2)
 
 
-def tensor_core_product(
-    left: QuantizedTensor, right: QuantizedTensor, formats: tuple[str, str], *, by_row: bool
-) -> Tensor:
-    """Return the float32 product from `torch._scaled_mm`; with scales of rows it is rounded to bf16."""
-    # cuBLASLt takes a row-major left and a column-major right matrix; a cast alone keeps the strides of a transposed view.
-    first, second = (
-        operand.elements.to(CASTS[name], memory_format=torch.contiguous_format)
-        for operand, name in zip((left, right), formats, strict=True)
-    )
-    scales = (left.scales, right.scales.t()) if by_row else (left.scales.view(()), right.scales.view(()))
-    out = torch.bfloat16 if by_row else torch.float32
-    product: Tensor = torch._scaled_mm(
-        first, second.t(), scale_a=scales[0], scale_b=scales[1].contiguous(), out_dtype=out
-    )
-    return product.float()
+def unpack_e2m1(packed: Tensor) -> Tensor:
+    """Return the numbers [M, K] of codes that `pack_e2m1` has packed, in float32."""
+    codes = torch.stack((packed.view(torch.uint8) & 15, packed.view(torch.uint8) >> 4), dim=-1).flatten(-2).int()
+    magnitudes = torch.tensor(E2M1_MAGNITUDES, device=packed.device)[codes & 7]
+    return torch.where(codes >= 8, -magnitudes, magnitudes)
 
 
 def _apply_scales(tensor: QuantizedTensor, block: ScaleBlock) -> Tensor:
@@ -254,9 +283,5 @@ class TiledWeight:
 
     def operand(self, *, by_columns: bool) -> QuantizedTensor:
         """Return one matrix as an operand of a product, by its rows, or by its columns as rows."""
-        quantized = QuantizedTensor(self.elements.float(), self.scales, torch.ones((), device=self.device))
-        return (
-            QuantizedTensor(quantized.elements.t(), quantized.scales.t(), quantized.tensor_scale)
-            if by_columns
-            else quantized
-        )
+        quantized = QuantizedTensor(self.elements, self.scales, torch.ones((), device=self.device))
+        return quantized.transpose() if by_columns else quantized

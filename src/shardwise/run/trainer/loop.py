@@ -26,6 +26,7 @@ from shardwise.run.faults.agreement import RankGroup, all_reduce_max, require_on
 from shardwise.run.faults.rank_status import set_stage
 from shardwise.run.faults.stop_request import StopRequest, exit_code
 from shardwise.run.kernels.attention_backends import chosen_backends
+from shardwise.run.kernels.tensor_cores import product_kernels
 from shardwise.run.machine_resources import memory_used
 from shardwise.run.trainer.anomaly_response import AnomalyResponse
 from shardwise.run.trainer.batch_schedule import ramp_state, resume_ramp
@@ -306,7 +307,9 @@ class LossTargetCheck:
 
 
 def _kernel_choices(trainer: StepTrainer) -> dict[str, Any]:
-    """Return the fields of the log with the kernels of attention that the first step chose, and whether a GPU replays the passes
-    of steps as a graph, or why not; none where nothing was chosen."""
-    choices = {"attention_kernels": chosen_backends(), "step_graph": trainer.step_graph}
+    """Return the fields of the log with the kernels of attention that the first step chose, where products of quantized operands
+    ran, and whether a GPU replays the passes of steps as a graph, or why not; none where nothing was chosen."""
+    choices = {
+        "attention_kernels": chosen_backends(), "product_kernels": product_kernels(), "step_graph": trainer.step_graph,
+    }  # fmt: skip
     return {name: choice for name, choice in choices.items() if choice}

@@ -67,7 +67,9 @@ def _cast_tile(
     num_blocks = tl.cdiv(num_columns, WIDTH)
     blocks = tl.min(columns) // WIDTH + tl.arange(0, TILE // WIDTH)
     block_inside = (rows < num_rows)[:, None] & (blocks < num_blocks)[None, :]
-    block_offsets = rows.to(tl.int64)[:, None] * num_blocks + blocks[None, :]
+    # Tensor cores take scales of 1x128 with the rows of a block side by side, and copy those of 1x32 into an order of their own.
+    row_stride, block_stride = (num_blocks, 1) if WIDTH < TILE else (1, num_rows)
+    block_offsets = rows.to(tl.int64)[:, None] * row_stride + blocks[None, :] * block_stride
     tl.store(scales + block_offsets, scale.to(scales.dtype.element_ty), mask=block_inside)
 
 
@@ -120,18 +122,22 @@ def cast_blocks(
     """Return a matrix [M, K], a view with any strides, in FP8 and the scales of its blocks [R, C]; and both of the
     transposed matrix [K, M], if required, with blocks of the same shape.
 
-    Elements are contiguous, scales in float32 or, for `e8m0`, in that format. `block` is one of `BLOCKS`.
+    Elements are contiguous, scales in float32 or, for `e8m0`, in that format; those of 1x128 are contiguous along R. `block` is
+    one of `BLOCKS`.
     """
     (num_rows, num_columns), largest = matrix.shape, torch.finfo(dtype).max
     height, width = block
     assert height is not None
     assert width is not None
     grid = triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE)
+    by_columns = height == 1 and width == TILE
     scale_dtype = torch.uint8 if kind == "e8m0" else torch.float32
 
     def outputs(rows: int, columns: int) -> tuple[Tensor, Tensor]:
         elements = torch.empty((rows, columns), dtype=dtype, device=matrix.device)
         shape = triton.cdiv(rows, height), triton.cdiv(columns, width)
+        if by_columns:
+            return elements, torch.empty(shape[::-1], dtype=scale_dtype, device=matrix.device).t()
         return elements, torch.empty(shape, dtype=scale_dtype, device=matrix.device)
 
     elements, scales = outputs(num_rows, num_columns)

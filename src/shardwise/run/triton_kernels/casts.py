@@ -1,4 +1,4 @@
-"""Casts to FP8 with a scale for each row or for the whole matrix, as operands of `torch._scaled_mm`.
+"""Casts to FP8 with a scale for each row or for the whole matrix, as operands of `scaled_mm` (`run.kernels.tensor_cores`).
 
 A row x with largest magnitude a becomes round(x m / a) in a format with largest number m, saturated, and the scale a /
 m by which a product multiplies it again; the same with one a for a whole matrix. Magnitudes below `MIN_AMAX` count as
