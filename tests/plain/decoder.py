@@ -16,7 +16,7 @@ from plain.gradients import IGNORE_INDEX as IGNORED
 from plain.gradients import HeadLoss, applied, at_least_fp32
 from plain.places import Rotation, mask_of, positions_of, rotation
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED_WEIGHTS
+from shardwise.model.decoder import borrowed_weights
 from shardwise.model.numerics import Numerics, Rotary
 from shardwise.step.parameters import attribute_name
 
@@ -83,7 +83,7 @@ class Predict(Block):
     head, which like the embedding is the model's."""
 
     def __init__(self, architecture: Architecture, numerics: Numerics, unit: str) -> None:
-        NormedUnit.__init__(self, unit, architecture, numerics, frozenset(BORROWED_WEIGHTS[unit]))
+        NormedUnit.__init__(self, unit, architecture, numerics, frozenset(borrowed_weights(architecture, unit)))
         self.keep_balanced()
 
     def own(self, weight: str) -> Tensor:

@@ -15,7 +15,7 @@ from test_model import ALL_BIASES, AXES, EXPERTS, SMALL, STRUCTURES, small
 from shardwise.derive.sharded_unit import derive_units
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED_WEIGHTS, unit_counts
+from shardwise.model.decoder import unit_counts, unit_program
 from shardwise.model.load import load_model
 from shardwise.model.numerics import Numerics
 from shardwise.model.parameters_and_flops import num_params, num_trained_params
@@ -72,7 +72,7 @@ def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
     given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
     lent = {
         name
-        for name in BORROWED_WEIGHTS["predict"]
+        for name in unit_program(architecture.structure, "predict").borrowed
         if f"embedding.{name}" in parameter_shapes(architecture) or name == "head"
     }
     assert len(given) - len(set(given)) == architecture.tied_embeddings + architecture.num_predict_layers * len(lent)

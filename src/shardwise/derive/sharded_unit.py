@@ -39,7 +39,6 @@ from shardwise.derive.tensor_specs import (
 )
 from shardwise.layout import ShardingScheme
 from shardwise.model import (
-    BORROWED_WEIGHTS,
     MTP_UNITS,
     Operation,
     Program,
@@ -86,7 +85,7 @@ class ShardedUnit:
     @property
     def weights(self) -> Mapping[str, tuple[str, ...]]:
         """Names and dims of the unit's own weights."""
-        program, borrowed = self.forward.program, BORROWED_WEIGHTS.get(self.name, ())
+        program, borrowed = self.forward.program, self.forward.program.borrowed
         return {name: program.dims(name) for name in program.weights if name not in borrowed}
 
     @property
@@ -148,7 +147,7 @@ def _shard_backward(
     saved = {tensor: specs[tensor] for tensor in recompute.saved}
     resting = {**input_specs(scheme, forward.program), **saved, **_output_gradient_specs(forward, program)}
     weight_gradients = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
-    gradients = {w: g for w, g in weight_gradients.items() if w not in BORROWED_WEIGHTS.get(name, ())}
+    gradients = {w: g for w, g in weight_gradients.items() if w not in forward.program.borrowed}
     final: dict[str, FinalSpec] = {g: partial(gradient_resting_spec, scheme) for g in gradients.values()}
     hidden = (name for name in transposed.gradients if name not in weight_gradients)
     final |= {transposed.gradients[name]: handed_spec(scheme, forward.program.tensors[name]) for name in hidden}

@@ -1,7 +1,8 @@
 from .architecture import LABEL_FIELDS as LABEL_FIELDS
 from .architecture import Architecture as Architecture
-from .decoder import BORROWED_WEIGHTS as BORROWED_WEIGHTS
 from .decoder import MTP_UNITS as MTP_UNITS
+from .decoder import WeightOwner as WeightOwner
+from .decoder import borrowed_weights as borrowed_weights
 from .decoder import unit_counts as unit_counts
 from .decoder import unit_program as unit_program
 from .decoder import units_of_structure as units_of_structure

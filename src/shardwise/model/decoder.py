@@ -26,6 +26,7 @@ from shardwise.model.carried_tensors import (
     carried_sources,
 )
 from shardwise.model.decoder_block import BlockBuilder
+from shardwise.model.layer_pattern import EMBEDDING, HEAD
 from shardwise.model.operations import Carry, Concatenate, Lookup, TakeIndex
 from shardwise.model.placeholder_sizes import placeholder_architecture
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
@@ -37,6 +38,11 @@ def embedding_program(architecture: Architecture) -> Program:
     """Return the program from token ids to the first block's input."""
     builder = _new_builder(architecture)
     return builder.build(add_embeddings(builder, architecture, ""))
+
+
+def untied_program(architecture: Architecture) -> Program:
+    """Return the program of an embedding whose matrix is the head's, which a tied model has once: it owns positions, for one."""
+    return embedding_program(architecture).borrowing(EMBEDDING, HEAD)
 
 
 def block_program(architecture: Architecture) -> Program:
@@ -105,18 +111,12 @@ UNIT_PROGRAMS: Mapping[str, Callable[[Architecture], Program]] = {
     "predict": mtp_program,
     "head": head_program,
     "carry": carry_program,
-    "untied": embedding_program,
+    "untied": untied_program,
 }
 MTP_BLOCK_PREFIX = "block."  # prefix of the names in the block of a module of multi-token prediction
 # Units whose backward pass follows their forward pass at once, so that weights gathered for the one serve the other.
 UNITS_WITH_IMMEDIATE_BACKWARD = ("head",)
 MTP_UNITS = ("inner_predict", "predict")  # modules of multi-token prediction, in order
-# Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
-# "untied" is what an embedding has beside the matrix that the head of a tied model has as well, positions for one.
-BORROWED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(MTP_UNITS, ("embedding", "head", "head.bias", "position_embedding")),
-    "untied": ("embedding",),
-}
 
 
 def build_unit_program(architecture: Architecture, unit: str) -> Program:
@@ -162,6 +162,34 @@ def units_of_structure(structure: ModelStructure) -> tuple[str, ...]:
 def unit_program(structure: ModelStructure, name: str) -> Program:
     """Return the program of a unit in a model with this structure."""
     return build_unit_program(placeholder_architecture(structure.unit_structure(name)), name)
+
+
+class WeightOwner(NamedTuple):
+    """The unit that a weight belongs to, and its name there."""
+
+    unit: str
+    weight: str
+
+
+def borrowed_weights(architecture: Architecture, unit: str) -> Mapping[str, WeightOwner]:
+    """Return the owner of each weight that a unit uses and another unit owns, by its name in the unit's program.
+
+    It rests, and its gradient is reduced, in the owner; each use has a partial sum of its gradient. The matrix of a tied head is
+    the embedding's.
+
+    >>> from shardwise.model.load import load_model
+    >>> borrowed_weights(load_model("deepseek-v3"), "predict")["head"]
+    WeightOwner(unit='head', weight='head')
+    >>> dict(borrowed_weights(load_model("gpt-2"), "head"))
+    {'head': WeightOwner(unit='embedding', weight='embedding')}
+    """
+    program = unit_program(architecture.structure, unit)
+    owners = {name: WeightOwner(owner, name) for name, owner in program.borrowed.items()}
+    if not architecture.tied_embeddings:
+        return owners
+    matrix = WeightOwner(HEAD, HEAD)
+    owners |= {HEAD: matrix} if unit == HEAD else {}
+    return {name: WeightOwner(EMBEDDING, EMBEDDING) if owner == matrix else owner for name, owner in owners.items()}
 
 
 @lru_cache(maxsize=1024)
@@ -239,13 +267,15 @@ def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str,
     """Add the embedding of a later token joined with a hidden state, a block, and the loss over the token after it. Differs:
     the report has the hidden state first; its files have them in this order (eh_proj)."""
     hidden = add_norm(builder, architecture, x, f"{prefix}hidden_norm")
-    embedded = add_norm(builder, architecture, add_embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
+    with builder.borrowing(EMBEDDING):
+        rows = add_embedding(builder, architecture, prefix)
+    embedded = add_norm(builder, architecture, rows, f"{prefix}embedding_norm")
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
     builder.add(Concatenate((embedded, hidden), (pair,), ("D", "D")))
     projection = builder.weight(f"{prefix}pair_projection", ("D", "J"), part=ModelPart.PREDICTION)
     y = builder.contract(pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
     y = BlockBuilder(builder, architecture, f"{prefix}{MTP_BLOCK_PREFIX}").build(y)
-    return MtpOutputs(y, _add_head(builder, architecture, y, prefix, tied=architecture.tied_embeddings))
+    return MtpOutputs(y, _add_head(builder, architecture, y, prefix, tied=architecture.tied_embeddings, lender=HEAD))
 
 
 def _add_head_layer(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> str:
@@ -259,27 +289,34 @@ def _add_head_layer(builder: ProgramBuilder, architecture: Architecture, x: str,
     return add_norm(builder, architecture, y, f"{prefix}head_norm", dims=NormDims((*rows, "D")))
 
 
-def add_logits(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
-    """Add the last norm and the logits of hidden states `x`, whose dims but the last are kept."""
+def add_logits(
+    builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool, lender: str = ""
+) -> str:
+    """Add the last norm and the logits of hidden states `x`, whose dims but the last are kept; the matrix may be another unit's,
+    the norm is not."""
     x = stream_builder(builder, architecture, prefix).join(x) if architecture.structure.streams else x
     rows = builder.tensors[x].dims[:-1]
     dims = NormDims((*rows, "D"))
     y = add_norm(builder, architecture, x, f"{prefix}final_norm", dims=dims) if architecture.final_norm else x
     y = _add_head_layer(builder, architecture, y, prefix) if architecture.head_layer else y
-    weight = builder.weight("embedding" if tied else "head", ("V", "D"), part=ModelPart.VOCABULARY)
+    with builder.borrowing(lender):
+        weight = builder.weight(EMBEDDING if tied else HEAD, ("V", "D"), part=ModelPart.VOCABULARY)
     logit_dims = (*rows, "V")
     logits = builder.contract(y, weight, f"{prefix}logits", logit_dims, Role.LOGITS)
     if "head" not in architecture.bias:
         return logits
-    bias = builder.weight("head.bias", "V", part=ModelPart.VOCABULARY)
+    with builder.borrowing(lender):
+        bias = builder.weight("head.bias", "V", part=ModelPart.VOCABULARY)
     return builder.elementwise("add_vector", [logits, bias], f"{prefix}logits_biased", logit_dims, Role.LOGITS)
 
 
-def _add_head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
+def _add_head(
+    builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool, lender: str = ""
+) -> str:
     def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:
         return builder.elementwise(function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
 
-    logits = add_logits(builder, architecture, x, prefix, tied=tied)
+    logits = add_logits(builder, architecture, x, prefix, tied=tied, lender=lender)
     targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
     largest = statistic("maximum", [logits], "largest")
     total = statistic("sum_exp", [logits, largest], "sum_exp")

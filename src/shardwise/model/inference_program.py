@@ -20,6 +20,7 @@ from shardwise.model.carried_tensors import SHARED_KEYS, SHARED_VALUES
 from shardwise.model.decoder import MTP_BLOCK_PREFIX, add_embedding, add_embeddings, add_logits, carry_program
 from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
+from shardwise.model.layer_pattern import EMBEDDING, HEAD
 from shardwise.model.mixer_builder import MixerBuilder, state_dims
 from shardwise.model.operations import (
     SLOTS,
@@ -270,20 +271,22 @@ def inference_unit_program(structure: ModelStructure, unit: str, *, absorbs_late
     if unit != "predict":
         return builder.build([block.build(x), *block.caches.results])
     y = block.build(_add_pair(builder, architecture, x))
-    return builder.build([y, _add_picked_logits(builder, architecture, y), *block.caches.results])
+    return builder.build([y, _add_picked_logits(builder, architecture, y, lender=HEAD), *block.caches.results])
 
 
-def _add_picked_logits(builder: ProgramBuilder, architecture: Architecture, x: str) -> str:
+def _add_picked_logits(builder: ProgramBuilder, architecture: Architecture, x: str, lender: str = "") -> str:
     tokens = builder.input("picked_tokens", PICKED, Role.CONSTANT)
     dims = (*PICKED, *builder.tensors[x].dims[2:])
     picked = builder.add(PickTokens((x, tokens), (builder.tensor("picked", dims, Role.ACTIVATION),)))
-    return add_logits(builder, architecture, picked, "", tied=architecture.tied_embeddings)
+    return add_logits(builder, architecture, picked, "", tied=architecture.tied_embeddings, lender=lender)
 
 
 def _add_pair(builder: ProgramBuilder, architecture: Architecture, x: str) -> str:
     """Add the projection of a hidden state and the embedding of the token after it (`decoder.mtp_program`)."""
     hidden = add_norm(builder, architecture, x, "hidden_norm")
-    embedded = add_norm(builder, architecture, add_embedding(builder, architecture, ""), "embedding_norm")
+    with builder.borrowing(EMBEDDING):
+        rows = add_embedding(builder, architecture, "")
+    embedded = add_norm(builder, architecture, rows, "embedding_norm")
     pair = builder.add(
         Concatenate((embedded, hidden), (builder.tensor("pair", (*TOKENS, "J"), Role.ACTIVATION),), ("D", "D"))
     )

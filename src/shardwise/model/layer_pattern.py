@@ -19,8 +19,8 @@ from shardwise.values import InputError, did_you_mean, parse_count
 BASE_LAYER = "block"  # the name of the base layer in patterns, and of its unit
 DENSE_LAYER = "dense_block"  # the kind that `num_dense_layers` stands for
 # Units of a model that are no layers: every other unit is a kind of layer.
-EMBEDDING = "embedding"
-OTHER_UNITS = (EMBEDDING, "inner_predict", "predict", "head", "carry", "untied")
+EMBEDDING, HEAD = "embedding", "head"  # also the names of their matrices
+OTHER_UNITS = (EMBEDDING, "inner_predict", "predict", HEAD, "carry", "untied")
 REPEAT_MARK = "*"
 _KIND_NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Fields of an architecture that a kind of layer may set: those of a block. All others are the model's.

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS, build_unit_program, unit_counts
+from shardwise.model.decoder import MTP_UNITS, borrowed_weights, build_unit_program, unit_counts
 from shardwise.model.operations import (
     ATTENTION_OPERATIONS,
     RECURRENCE_OPERATIONS,
@@ -66,8 +66,8 @@ def _counted_units(architecture: Architecture) -> Iterator[_CountedUnit]:
     for unit, count in unit_counts(architecture).items():
         if unit not in MTP_UNITS:
             program = build_unit_program(architecture, unit)
-            shared = ("head",) if unit == "head" and architecture.tied_embeddings else ()  # it is the embedding's
-            weights = tuple(name for name in program.weights if name not in shared)
+            borrowed = borrowed_weights(architecture, unit)
+            weights = tuple(name for name in program.weights if name not in borrowed)
             yield _CountedUnit(program, weights, count, _unit_sizes(architecture, unit))
 
 
@@ -160,7 +160,7 @@ def num_mtp_params(architecture: Architecture) -> int:
     if not architecture.num_predict_layers:
         return 0
     program = build_unit_program(architecture, "predict")
-    elements = weight_elements(program, without=BORROWED_WEIGHTS["predict"])
+    elements = weight_elements(program, without=program.borrowed)
     return architecture.num_predict_layers * int(elements.evaluate(_unit_sizes(architecture, "predict")))
 
 

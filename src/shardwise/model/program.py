@@ -50,7 +50,8 @@ class Tensor:
 
     `gradient_of` names the tensor whose complete gradient this is; a gradient from one of several uses has none. A `frozen`
     weight is not trained: it has no gradient and no optimizer state. Weights and results of a decoder's block have a `part`;
-    its residual stream and gradients have none.
+    its residual stream and gradients have none. `owner` is the unit of the model that a weight belongs to, if that is another
+    one than the unit of the program: the weight rests, and its gradient is reduced, there.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Tensor:
     gradient_of: str = ""
     frozen: bool = False
     part: ModelPart | None = None
+    owner: str = ""
 
 
 def density(role: Role) -> Polynomial:
@@ -87,6 +89,15 @@ class Program:
         return self.names_with_role(Role.WEIGHT)
 
     @property
+    def borrowed(self) -> Mapping[str, str]:
+        """Weights that belong to another unit of the model, with that unit."""
+        return {name: self.tensors[name].owner for name in self.weights if self.tensors[name].owner}
+
+    def borrowing(self, weight: str, owner: str) -> Program:
+        """Return the program with a weight that belongs to another unit."""
+        return replace(self, tensors={**self.tensors, weight: replace(self.tensors[weight], owner=owner)})
+
+    @property
     def trainable_inputs(self) -> tuple[str, ...]:
         """Inputs that need a gradient: trained weights, and outputs of another program."""
         tensors = (self.tensors[name] for name in self.inputs)
@@ -106,6 +117,16 @@ class ProgramBuilder:
         self.operations: list[Operation] = []
         self.inputs: list[str] = []
         self.part: ModelPart | None = None
+        self.lender = ""
+
+    @contextmanager
+    def borrowing(self, lender: str) -> Iterator[None]:
+        """Let weights that are used meanwhile belong to another unit; those that the program has already stay its own."""
+        outer, self.lender = self.lender, lender
+        try:
+            yield
+        finally:
+            self.lender = outer
 
     @contextmanager
     def in_part(self, part: ModelPart | None) -> Iterator[None]:
@@ -132,9 +153,10 @@ class ProgramBuilder:
     def weight(
         self, name: str, dims: Iterable[str], *, part: ModelPart | None = None, adapter: bool = False, frozen: bool = False
     ) -> str:  # fmt: skip
+        owner = self.tensors[name].owner if name in self.tensors else self.lender
         self.input(name, dims, Role.WEIGHT)
         frozen = frozen or (self.adapters_only and not adapter)
-        self.tensors[name] = replace(self.tensors[name], frozen=frozen, part=part or self.part)
+        self.tensors[name] = replace(self.tensors[name], frozen=frozen, part=part or self.part, owner=owner)
         return name
 
     def set_role(self, name: str, role: Role) -> None:

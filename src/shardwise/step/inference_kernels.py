@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 
 from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep
 from shardwise.derive.inference_unit import ATTENTION_DP_AXES, InferenceScheme, InferenceUnit, derive_inference_unit
-from shardwise.model import BORROWED_WEIGHTS, Contract, Map, Program, Role, density
+from shardwise.model import Contract, Map, Program, Role, density
 from shardwise.model.decoder import MTP_BLOCK_PREFIX
 from shardwise.model.inference_program import EXPERT_RESULTS, EXPERT_TOKENS, ROUTER_TOKENS, cache_names
 from shardwise.model.operations import SLOTS
@@ -84,7 +84,7 @@ def inference_kernels(scheme: InferenceScheme, name: str) -> InferenceKernels:
     placed = fuse_steps(FORWARD, steps, scope, partial(_read_alike, program))
     kernels = tuple(_pass_kernel(kernel, program) for _, kernel in placed)
     collectives = tuple(InferenceCollective(c, _is_by_sequence(c)) for c in merge_all_to_alls(_unit_collectives(unit)))
-    borrowed = BORROWED_WEIGHTS.get(name, ())
+    borrowed = program.borrowed
     weights = _sum_by_group(
         program, {weight: unit.forward.specs[weight].local_elements() for weight in program.weights if weight not in borrowed}
     )  # fmt: skip

@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from shardwise.model import BASE_LAYER, BORROWED_WEIGHTS, MTP_UNITS, Role
+from shardwise.model import BASE_LAYER, MTP_UNITS, Role
+from shardwise.model.decoder import borrowed_weights
+from shardwise.model.layer_pattern import EMBEDDING, HEAD
 from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, RankSlot
 from shardwise.sharding import ROWS, Axes, CollectiveKind, IssuedCollective
 from shardwise.step.collectives import NUM_ROUTERS, control_collectives
 from shardwise.step.flat_arrays import FlatArrays
 from shardwise.step.instructions import MIRROR_RANKS, PIPELINE, UnitCollective
-from shardwise.step.parameters import EMBEDDING, TIED_HEAD, ParameterGroup, PlacedUnit, unit_paths
+from shardwise.step.parameters import ParameterGroup, PlacedUnit, unit_paths
 from shardwise.step.rank_program import RankProgram
 from shardwise.values import SymbolValues, bytes_per_element
 
@@ -100,15 +102,18 @@ def _mirror_sum(program: RankProgram, elements: int) -> IssuedCollective:
 
 
 def _borrowed_collectives(program: RankProgram, units: Sequence[PlacedUnit]) -> Iterator[UnitCollective]:
-    """Yield the collectives on gradients and updated weights that the embedding lends to a stage without the embedding.
+    """Yield the collectives on gradients and updated weights of units that lend them to a stage without these units.
 
     A tied head issues its own.
     """
     kinds = {unit.kind for unit in units}
-    names = {name for kind in kinds for name in BORROWED_WEIGHTS.get(kind, ())}
-    names -= {EMBEDDING} if program.architecture.tied_embeddings else set()
-    if names and EMBEDDING not in kinds:
-        for collective in program.traffic(EMBEDDING):
+    lent: dict[str, set[str]] = {}
+    for owner in (owner for kind in kinds for owner in borrowed_weights(program.architecture, kind).values()):
+        is_tied = program.architecture.tied_embeddings and owner.weight == EMBEDDING
+        if owner.unit not in kinds and not is_tied:
+            lent.setdefault(owner.unit, set()).add(owner.weight)
+    for unit, names in lent.items():
+        for collective in program.traffic(unit):
             if collective.moves_weights and not _is_weight_gather(collective) and names.issuperset(collective.tensors):
                 yield collective
 
@@ -123,7 +128,7 @@ def _issued_by_other_unit(program: RankProgram, collective: UnitCollective, unit
     A tied head gathers its weight, unless the unit has gathered it for the embedding, but has neither gradient nor
     state of its own.
     """
-    tied = program.architecture.tied_embeddings and collective.tensors == (TIED_HEAD,)
+    tied = program.architecture.tied_embeddings and collective.tensors == (HEAD,)
     if _is_weight_gather(collective):
         return tied and collective.unit in MTP_UNITS and collective.phase == "forward"
     lent = tied or (collective.unit == EMBEDDING and EMBEDDING_UNIT not in units)

@@ -12,14 +12,9 @@ from typing import NamedTuple
 
 from shardwise.derive import derived_unit, pad_vocabulary, weight_use_spec
 from shardwise.layout import ShardingScheme
-from shardwise.model import (
-    BORROWED_WEIGHTS,
-    MTP_UNITS,
-    Architecture,
-    get_optimizer,
-    weight_matrices,
-)
-from shardwise.model.decoder import MTP_BLOCK_PREFIX, mtp_unit_counts
+from shardwise.model import MTP_UNITS, Architecture, get_optimizer, weight_matrices
+from shardwise.model.decoder import MTP_BLOCK_PREFIX, borrowed_weights, mtp_unit_counts
+from shardwise.model.layer_pattern import EMBEDDING, HEAD
 from shardwise.model.optimizer_program import WeightMatrix
 from shardwise.sharding import Mesh, Spec
 from shardwise.step.flat_arrays import (
@@ -33,9 +28,6 @@ from shardwise.step.flat_arrays import (
     shard_elements,
     starts_array,
 )
-
-TIED_HEAD = "head"  # the head's own weight, which a tied model has not: it uses the embedding's
-EMBEDDING = "embedding"  # the unit, its path and its matrix
 
 
 class PlacedUnit(NamedTuple):
@@ -94,8 +86,9 @@ def list_parameters(
     A unit's own parameters are followed by none of other units, but what a unit outside `units` lends is held as a copy.
     """
     parameters: dict[tuple[str, str], Parameter] = {}
-    for path, name in unit_paths(architecture) if units is None else units:
-        lent = _borrowed_weights(architecture, name)
+    placed = tuple(unit_paths(architecture))
+    for path, name in placed if units is None else units:
+        lent = _lent_before(architecture, PlacedUnit(path, name), placed)
         for owner, weights in (*lent.items(), (PlacedUnit(path, name), None)):
             for parameter in _unit_parameters(architecture, scheme, owner):
                 if weights is None or parameter.weight in weights:
@@ -104,23 +97,35 @@ def list_parameters(
 
 
 def _unit_parameters(architecture: Architecture, scheme: ShardingScheme, placed: PlacedUnit) -> Iterator[Parameter]:
-    """Yield the parameters of a unit; a tied head has no matrix of its own."""
+    """Yield the parameters that a unit owns."""
     unit = derived_unit(scheme, placed.kind)
     tables = get_optimizer(scheme.optimizer).covers_vocabulary
     moves, matrices = find_weight_moves(unit), weight_matrices(unit.forward.program, tables=tables)
+    borrowed = borrowed_weights(architecture, placed.kind)
     for weight, dims in unit.weights.items():
-        if not (architecture.tied_embeddings and weight == TIED_HEAD):
+        if weight not in borrowed:
             yield Parameter(
                 placed.path, placed.kind, weight, use=weight_use_spec(unit.scheme, dims), trained=weight in unit.gradients,
                 sync=classify_moves(move for name, move in moves if name == weight), matrix=matrices.get(weight),
             )  # fmt: skip
 
 
-def _borrowed_weights(architecture: Architecture, kind: str) -> dict[PlacedUnit, list[str]]:
-    """Return the weights that the embedding lends to a unit kind; the head's are always on the stage that borrows them."""
-    names = [EMBEDDING] if architecture.tied_embeddings and kind == "head" else []
-    names += [name for name in BORROWED_WEIGHTS.get(kind, ()) if name != TIED_HEAD]
-    return {PlacedUnit(EMBEDDING, EMBEDDING): names} if names else {}
+def _lent_before(
+    architecture: Architecture, borrower: PlacedUnit, placed: Sequence[PlacedUnit]
+) -> dict[PlacedUnit, list[str]]:
+    """Return the weights that units before a unit lend to it; those of the head, behind modules of multi-token prediction, are
+    always on their stage."""
+    lent: dict[PlacedUnit, list[str]] = {}
+    for owner in borrowed_weights(architecture, borrower.kind).values():
+        unit = _first_of_kind(placed, owner.unit)
+        if placed.index(unit) < placed.index(borrower):
+            lent.setdefault(unit, []).append(owner.weight)
+    return lent
+
+
+def _first_of_kind(placed: Iterable[PlacedUnit], kind: str) -> PlacedUnit:
+    """Return the unit that owns what the model's other units use of a kind."""
+    return next(unit for unit in placed if unit.kind == kind)
 
 
 def parameters_by_unit(
@@ -133,14 +138,12 @@ def parameters_by_unit(
     owned: dict[str, dict[str, Parameter]] = {}
     for parameter in parameters:
         owned.setdefault(parameter.path, {})[parameter.weight] = parameter
-    embedding, head = owned.get(EMBEDDING, {}), owned.get("head", {})
-    if architecture.tied_embeddings and EMBEDDING in embedding:
-        head = {**head, TIED_HEAD: embedding[EMBEDDING]}
-    lent = {**embedding, **head}
-    used = {}
-    for path, unit in unit_paths(architecture) if units is None else units:
-        weights = head if path == "head" else owned.get(path, {})
-        used[path] = weights | {weight: lent[weight] for weight in BORROWED_WEIGHTS.get(unit, ()) if weight in lent}
+    placed, used = tuple(unit_paths(architecture)), {}
+    for path, kind in placed if units is None else units:
+        used[path] = dict(owned.get(path, {}))
+        for weight, owner in borrowed_weights(architecture, kind).items():
+            lent = owned.get(_first_of_kind(placed, owner.unit).path, {})
+            used[path] |= {weight: lent[owner.weight]} if owner.weight in lent else {}
     return used
 
 
@@ -237,17 +240,19 @@ def group_parameters(
         for (_, sync), members in parameters_by_key.items()
         for group in _fill_groups(members, architecture, mesh, max_elements(sync), alignment)
     ]
-    gradient_position = {parameter: i for i, parameter in enumerate(_gradient_order(parameters))}
+    gradient_position = {parameter: i for i, parameter in enumerate(_gradient_order(architecture, parameters))}
     return tuple(sorted(groups, key=lambda group: gradient_position[group.members[-1].parameter]))
 
 
-def _gradient_order(parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+def _gradient_order(architecture: Architecture, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
     """Return the parameters in reverse order of first use: multi-token prediction uses the head's matrix before the
     head does."""
     order = [*reversed(parameters)]
-    first = next((i for i, parameter in enumerate(order) if parameter.path == "predict.0"), 0)
-    after, borrowed = order[:first], BORROWED_WEIGHTS["predict"]
-    lent = [parameter for parameter in after if parameter.path == "head" and parameter.weight in borrowed]
+    first = next((i for i, parameter in enumerate(order) if parameter.path == "predict.0"), None)
+    if first is None:
+        return order
+    after, owners = order[:first], {*borrowed_weights(architecture, MTP_UNITS[-1]).values()}
+    lent = [parameter for parameter in after if parameter.path == HEAD and (HEAD, parameter.weight) in owners]
     return [*(parameter for parameter in after if parameter not in lent), *lent, *order[first:]]
 
 

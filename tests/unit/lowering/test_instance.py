@@ -14,7 +14,6 @@ from shardwise.derive.sharded_program import CollectiveStep
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED_WEIGHTS
 from shardwise.model.job import Job
 from shardwise.model.layer_pattern import is_layer
 from shardwise.model.load import load_model
@@ -52,7 +51,7 @@ def derived_bytes(one: RankProgram, num_micro_batches: int) -> Counter[Key]:
     tied = one.architecture.tied_embeddings
     for _, name in unit_paths(one.architecture):
         forward: dict[tuple[tuple[str, ...], str], int] = {}
-        lent = BORROWED_WEIGHTS.get(name, ())
+        lent = one.unit(name).forward.program.borrowed
         head = {"head", "head'", one.unit(name).gradients.get("head")} if tied else set()
         for phase, steps in one.unit(name).phases().items():
             again: Counter[tuple[tuple[str, ...], str]] = Counter()
@@ -130,7 +129,8 @@ def test_priced_and_issued_are_one(model: str, layout: Layout, bucket: float) ->
         extents = [
             each.arrays.evaluate(one.values, one.max_bucket_elements)
             for each in weight_groups(one.unit(name))
-            if not (tied and each.weights == ("head",)) and not set(each.weights) & set(BORROWED_WEIGHTS.get(name, ()))
+            if not (tied and each.weights == ("head",))
+            and not set(each.weights) & {*one.unit(name).forward.program.borrowed}
         ]
         assert sum(extent.count for extent in extents) == arrays[path], path
         assert sum(extent.elements for extent in extents) == elements[path], path
