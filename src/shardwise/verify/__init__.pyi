@@ -1,3 +1,5 @@
+from .hlo_layout import HloShape as HloShape
+from .hlo_layout import read_hlo_shape as read_hlo_shape
 from .product_checks import CheckedProduct as CheckedProduct
 from .product_checks import EmittedProgram as EmittedProgram
 from .product_checks import check_product as check_product
