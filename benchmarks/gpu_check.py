@@ -301,8 +301,8 @@ def run_verb(*arguments: str) -> dict[str, Any]:
     return payload
 
 
-LADDERS = ("elu", "softmax", "norm", "attention", "attention-gradient")
-PRODUCT_LADDERS = ("product", "deep-product", "batched-product", "launches", "layer-batch")
+LADDERS = ("elu", "divergence", "softmax", "norm", "attention", "attention-gradient")
+PRODUCT_LADDERS = ("product", "deep-product", "batched-product", "launches", "layer-batch", "int8-layer-batch")
 CALIBRATING_LADDERS = ("product", "softmax", "attention", "attention-gradient")
 
 

@@ -11,12 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardwise as sw
+from shardwise.book_formulas.rooflines.kernels import kernel_roofline
 from shardwise.hardware import load_chip
+from shardwise.measure.kernel_ladders.closed_forms import int8_tiles
 from shardwise.measure.kernel_ladders.ladders import LADDERS, SMALL_LADDERS
-from shardwise.measure.kernel_ladders.product_ladders import layer_batch_ladder
+from shardwise.measure.kernel_ladders.product_ladders import layer_batch_ladder, product_ladder
 from shardwise.measure.kernel_ladders.workbench import place_on_chip, relative_error, time_ladder
 from shardwise.present.verbs.kernels import LADDER_NAMES
-from shardwise.run.triton_kernels.interpreter_counts import counted_traffic
+from shardwise.run.triton_kernels.interpreter_counts import counted_traffic, counted_warps
 from shardwise.run.triton_kernels.traffic import Traffic
 from shardwise.values import InputError
 
@@ -70,6 +72,8 @@ def test_rungs_compute_the_ladders_function_and_move_their_bytes(name: str, rung
         computed = rung.run(*operands)
     results = [tuple(one) if isinstance(one, (tuple, list)) else (one,) for one in (computed, expected)]
     assert relative_error(*results) < 4e-3
+    if rung.name == "compiled":  # it runs as separate operations on a CPU
+        return
     counted = counts if isinstance(counts, Traffic) else counts.traffic
     if rung.uses_triton or name not in ("attention", "attention-gradient", "norm"):
         assert counted == Traffic(int(rung.loaded_bytes), int(rung.stored_bytes))
@@ -84,6 +88,36 @@ def test_each_rung_moves_no_more_than_the_one_before_and_no_less_than_the_least(
         moved = [rung.loaded_bytes + rung.stored_bytes for rung in ladder.rungs]
         assert moved == sorted(moved, reverse=True)
         assert moved[-1] >= ladder.least_bytes * 0.999
+
+
+def test_sectors_are_those_that_warps_touch() -> None:
+    """Counted address by address in the interpreter. Neighbouring rows: each lane of a warp has 32 bytes for its 2."""
+    ladder = product_ladder(64, 32, 256)
+    elu = SMALL_LADDERS["elu"]()
+    for rung, operands in [
+        *((rung, ladder.make_operands("cpu")) for rung in ladder.rungs[:2]),
+        *((rung, elu.make_operands("cpu")) for rung in elu.rungs[2:]),
+    ]:
+        with counted_warps() as counts:
+            rung.run(*operands)
+        assert counts.loaded_sectors == rung.loaded_sectors, rung.name
+    strided, coalesced = LADDERS["elu"]().rungs[2:]
+    assert (strided.sector_use, coalesced.sector_use) == (1 / 16, 1.0)
+    by_elements, by_rows = LADDERS["product"]().rungs[:2]
+    assert by_elements.loaded_sectors == pytest.approx(15.5 * (by_rows.loaded_sectors or 0), rel=0.01)
+
+
+def test_a_warp_with_lanes_of_both_sides_goes_through_both() -> None:
+    """Multiplications counted in the interpreter: 4 steps of each side that a warp goes through, for each of its lanes."""
+    ladder = SMALL_LADDERS["divergence"]()
+    (operand,) = ladder.make_operands("cpu")
+    executed = []
+    for rung in ladder.rungs:
+        with counted_warps() as counts:
+            rung.run(operand)
+        assert 2 * counts.multiplications == rung.executed_flops, rung.name
+        executed.append(counts.multiplications)
+    assert executed == [2 * 4 * 1024, 2 * 4 * 1024, 4 * 1024]
 
 
 def test_names_are_those_of_the_verb() -> None:
@@ -133,6 +167,19 @@ def test_compiled_kernels_and_their_resources() -> None:
     assert max(kernel.shared_bytes for kernels in compiled.values() for kernel in kernels) <= 227 * 1024
 
 
+def test_int8_weights_become_16_bit_numbers_in_registers() -> None:
+    """On A100 and B200 (H100 is above): nothing spills. Tiles of weights are one byte an element in shared memory, in all stages
+    that are in flight."""
+    compiled = sw.kernels(["int8-layer-batch", "divergence"], device="none", compile_for=[80, 100]).ladders
+    kernels = [kernel for ladder in compiled for rung in ladder.rungs for kernel in rung.compiled]
+    assert {kernel.compute_capability for kernel in kernels} == {80, 100}
+    assert not any(kernel.spilled_bytes for kernel in kernels), [kernel for kernel in kernels if kernel.spilled_bytes]
+    small = next(kernel for kernel in kernels if kernel.kernel == "int8_product_kernel")
+    tiles = int8_tiles(1)
+    assert small.shared_bytes <= tiles.num_stages * tiles.depth * (2 * tiles.rows + tiles.columns)
+    assert "cp.async" in small.loads
+
+
 def test_each_step_of_a_product_is_in_its_machine_code() -> None:
     """Loads of one element, then of 16 bytes; asynchronous copies to shared memory; TMA. The tile without tensor cores has its
     operands in shared memory too."""
@@ -159,6 +206,27 @@ def test_the_knee_of_a_layer_against_its_batch() -> None:
     times = {rung.name: rung.roofline_s for rung in ladder.rungs}
     assert times["8 tokens"] == pytest.approx(times["1 token"], rel=0.01), "memory, whatever the batch"
     assert times["2,048 tokens"] == pytest.approx(2 * times["1,024 tokens"]), "compute"
+
+
+@pytest.mark.parametrize("chip", ["h100", "a100-80gb", "b200"])
+def test_int8_weights_halve_the_knee(chip: str) -> None:
+    """By the roofline of a product with these weights: bf16 activations and arithmetic, int8 weights. A layer passes fewer bytes
+    of each token than its three products would, so its knee lies between theirs and that of weights alone."""
+    wide, narrow = sw.kernels(["layer-batch", "int8-layer-batch"], chip, device="none").ladders
+    sizes = {"B": 1, "D": 4096, "F": 14_336}
+    products = [kernel_roofline(load_chip(chip), "matmul", sizes, weights=weights) for weights in ("bf16", "int8")]
+    assert narrow.knee_rows is not None
+    assert wide.knee_rows is not None
+    assert narrow.knee_rows / wide.knee_rows == pytest.approx(
+        products[1].critical_size / products[0].critical_size, rel=1e-3
+    )
+    assert narrow.knee_rows / wide.knee_rows == pytest.approx(0.5, rel=1e-3)
+    assert products[1].critical_intensity / 2 < narrow.knee_rows < products[1].critical_size
+    times = {rung.name: rung.roofline_s for rung in narrow.rungs}
+    assert times["1 token"] == pytest.approx(
+        0.5 * {rung.name: rung.roofline_s for rung in wide.rungs}["1 token"], rel=0.01
+    )
+    assert times["2,048 tokens"] == pytest.approx(2 * times["1,024 tokens"]), "compute, as with bf16"
 
 
 class BatchTimer:

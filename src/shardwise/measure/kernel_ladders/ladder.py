@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from shardwise.run.triton_kernels.traffic import SECTOR_BYTES
+
 ITEM_BYTES = 2  # of bf16 or fp16
 
 
@@ -17,7 +19,9 @@ class Rung:
 
     `run` takes the ladder's operands and returns its results. `loaded_bytes` and `stored_bytes` are what its kernels ask of
     memory, before caches; `num_launches` how many kernels it launches. `lesson`: what the rung changes against the one before.
-    `num_rows`: how many of the ladder's rows it computes, the first ones; None: all.
+    `num_rows`: how many of the ladder's rows it computes, the first ones; None: all. `loaded_sectors`: the sectors of 32 bytes
+    that the loads of its warps touch, a lane for each element; None where it is not counted. `executed_flops`: what its lanes go
+    through, those of lanes that are masked off too; None: the ladder's FLOPs.
     """
 
     name: str
@@ -28,6 +32,13 @@ class Rung:
     num_launches: int = 1
     uses_triton: bool = True
     num_rows: int | None = None
+    loaded_sectors: int | None = None
+    executed_flops: float | None = None
+
+    @property
+    def sector_use(self) -> float | None:
+        """Share of the bytes in loaded sectors that its lanes asked for."""
+        return self.loaded_bytes / (self.loaded_sectors * SECTOR_BYTES) if self.loaded_sectors else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

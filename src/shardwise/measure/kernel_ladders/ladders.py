@@ -15,16 +15,17 @@ from shardwise.measure.kernel_ladders.ladder import ITEM_BYTES, Ladder, Rung, no
 from shardwise.measure.kernel_ladders.product_ladders import (
     batched_product_ladder,
     deep_product_ladder,
+    int8_layer_ladder,
     layer_batch_ladder,
     product_ladder,
 )
-from shardwise.run.triton_kernels.traffic import STATISTIC_BYTES, norm_forward_traffic
+from shardwise.run.triton_kernels.traffic import SECTOR_BYTES, STATISTIC_BYTES, WARP_LANES, norm_forward_traffic
 
 EPSILON = 1e-5
 
 
 def elu_ladder(size: int = 2**26) -> Ladder:
-    """Return ELU of `size` elements: separate kernels, neighbours far apart, one coalesced kernel."""
+    """Return ELU of `size` elements: separate kernels, PyTorch's compiler, neighbours far apart, one coalesced kernel."""
     data = size * ITEM_BYTES
 
     def separate(x: Any) -> Any:
@@ -45,10 +46,65 @@ def elu_ladder(size: int = 2**26) -> Ladder:
             Rung(name="separate kernels", lesson="exp, subtraction, comparison and choice each pass through memory",
                  run=separate, loaded_bytes=5 * data + size, stored_bytes=3 * data + size, num_launches=4,
                  uses_triton=False),
+            Rung(name="compiled", lesson="torch.compile writes them as one kernel (on a CPU they run as they are)",
+                 run=CompiledOnGpu(separate), loaded_bytes=data, stored_bytes=data, uses_triton=False),
             Rung(name="one kernel, strided", lesson="one pass, but lanes of a warp read elements far apart: each load brings "
-                 "32 bytes for 2", run=triton_call("triton_pointwise", "strided_elu"), loaded_bytes=data, stored_bytes=data),
+                 "32 bytes for 2", run=triton_call("triton_pointwise", "strided_elu"), loaded_bytes=data, stored_bytes=data,
+                 loaded_sectors=size),
             Rung(name="one kernel, coalesced", lesson="neighbouring lanes read neighbouring elements",
-                 run=triton_call("triton_pointwise", "elu"), loaded_bytes=data, stored_bytes=data),
+                 run=triton_call("triton_pointwise", "elu"), loaded_bytes=data, stored_bytes=data,
+                 loaded_sectors=-(-data // SECTOR_BYTES)),
+        ),
+    )  # fmt: skip
+
+
+class CompiledOnGpu:
+    """A function that `torch.compile` compiles at its first call on a GPU; on a CPU it runs as it is."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, x: Any) -> Any:
+        """Return the function's result."""
+        import torch
+
+        if not x.is_cuda:
+            return self._function(x)
+        if self._compiled is None:
+            self._compiled = torch.compile(self._function)
+        return self._compiled(x)
+
+
+def divergence_ladder(size: int = 2**24, num_steps: int = 256) -> Ladder:
+    """Return a sum of `num_steps` for even elements and another for odd ones: lanes of a warp that differ, and that are alike."""
+    data = size * ITEM_BYTES
+    lanes = 2 * WARP_LANES * -(-size // (2 * WARP_LANES))
+    side_flops = 2.0 * num_steps
+
+    def reference(x: Any) -> Any:
+        result = x.double().clone()
+        for _ in range(num_steps):
+            result[0::2] = result[0::2] * 0.5 + 0.25
+            result[1::2] = result[1::2] * -0.5 + 0.75
+        return result
+
+    def rung(name: str, lesson: str, run: Callable[..., Any], num_sides: int) -> Rung:
+        return Rung(
+            name=name, lesson=lesson, run=run, loaded_bytes=data, stored_bytes=data,
+            executed_flops=num_sides * side_flops * lanes,
+        )  # fmt: skip
+
+    return Ladder(
+        name="divergence", title="lanes of a warp that differ", sizes=f"{size:,} elements, {num_steps} steps of either side",
+        flops=side_flops * size, least_bytes=2 * data, make_operands=normal_operands((size,)), reference=reference,
+        rungs=(
+            rung("both sides, then a choice", "a choice between results computes both for each element",
+                 triton_call("triton_divergence", "choose_sides", num_steps), 2),
+            rung("neighbours differ", "each warp has even and odd elements, and goes through both sides with half of its lanes "
+                 "masked off", triton_call("triton_divergence", "vote_sides", num_steps, False), 2),
+            rung("warps differ", "a warp's elements are alike: it goes through one side",
+                 triton_call("triton_divergence", "vote_sides", num_steps, True), 1),
         ),
     )  # fmt: skip
 
@@ -266,16 +322,19 @@ class GraphReplay:
 
 
 LADDERS: Mapping[str, Callable[[], Ladder]] = {
-    "elu": elu_ladder, "softmax": softmax_ladder, "norm": norm_ladder, "launches": launch_ladder, "product": product_ladder,
-    "deep-product": deep_product_ladder, "batched-product": batched_product_ladder, "layer-batch": layer_batch_ladder,
-    "attention": attention_ladder, "attention-gradient": attention_gradient_ladder,
+    "elu": elu_ladder, "divergence": divergence_ladder, "softmax": softmax_ladder, "norm": norm_ladder, "launches": launch_ladder,
+    "product": product_ladder, "deep-product": deep_product_ladder, "batched-product": batched_product_ladder,
+    "layer-batch": layer_batch_ladder, "int8-layer-batch": int8_layer_ladder, "attention": attention_ladder,
+    "attention-gradient": attention_gradient_ladder,
 }  # fmt: skip
 # The same at sizes that Triton's interpreter takes a moment for: none divides its blocks.
 SMALL_LADDERS: Mapping[str, Callable[[], Ladder]] = {
-    "elu": partial(elu_ladder, 3001), "softmax": partial(softmax_ladder, 5, 1500), "norm": partial(norm_ladder, 5, 100),
+    "elu": partial(elu_ladder, 17_001), "divergence": partial(divergence_ladder, 1001, 4),
+    "softmax": partial(softmax_ladder, 5, 1500), "norm": partial(norm_ladder, 5, 100),
     "launches": partial(launch_ladder, 5, 1500), "product": partial(product_ladder, 132, 24, 264),
     "deep-product": partial(deep_product_ladder, 70, 150, 40, 3),
     "batched-product": partial(batched_product_ladder, 3, 70, 50, 40),
-    "layer-batch": partial(layer_batch_ladder, 32, 48, (1, 5, 17)), "attention": partial(attention_ladder, 2, 150, 32),
-    "attention-gradient": partial(attention_gradient_ladder, 2, 150, 32),
+    "layer-batch": partial(layer_batch_ladder, 32, 48, (1, 5, 17)),
+    "int8-layer-batch": partial(int8_layer_ladder, 40, 200, (1, 5, 17, 65, 130)),
+    "attention": partial(attention_ladder, 2, 150, 32), "attention-gradient": partial(attention_gradient_ladder, 2, 150, 32),
 }  # fmt: skip

@@ -6,11 +6,21 @@ in Triton (which thread has which results, how warps divide a tile, where operan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.measure.kernel_ladders.closed_forms import Tiles, element_loads, row_loads, tile_loads
+from shardwise.measure.kernel_ladders.closed_forms import (
+    SCALE_BYTES,
+    Tiles,
+    element_loads,
+    element_sectors,
+    int8_parts,
+    int8_product_traffic,
+    row_loads,
+    row_sectors,
+    tile_loads,
+)
 from shardwise.measure.kernel_ladders.ladder import ITEM_BYTES, Ladder, RowCost, Rung, normal_operands, triton_call
 from shardwise.values import pluralize
 
@@ -76,10 +86,10 @@ def product_ladder(rows: int = 4096, depth: int = 4096, columns: int = 4096) -> 
         rungs=(
             Rung(name="by elements", lesson="an element for each lane, neighbouring lanes in neighbouring rows: each load of a "
                  "warp comes from 32 rows", run=triton_call("triton_products", "multiply_by_elements"),
-                 loaded_bytes=element_loads(shape) * ITEM_BYTES, stored_bytes=stored),
+                 loaded_bytes=element_loads(shape) * ITEM_BYTES, stored_bytes=stored, loaded_sectors=element_sectors(shape)),
             Rung(name="by rows", lesson="neighbouring lanes read neighbouring columns; each row loads all of the right matrix",
                  run=triton_call("triton_products", "multiply_by_rows"), loaded_bytes=row_loads(shape) * ITEM_BYTES,
-                 stored_bytes=stored),
+                 stored_bytes=stored, loaded_sectors=row_sectors(shape, ITEM_BYTES)),
             *(
                 Rung(name=name, lesson=lesson, run=triton_call("triton_products", function, tiles),
                      loaded_bytes=tile_loads(shape, tiles) * ITEM_BYTES, stored_bytes=stored)
@@ -158,31 +168,77 @@ BATCHES = (1, 8, 32, 64, 128, 192, 256, 384, 512, 1024, 2048)
 def layer_batch_ladder(width: int = 4096, hidden: int = 14_336, batches: Sequence[int] = BATCHES) -> Ladder:
     """Return a gated MLP on more and more tokens: memory reads the weights whatever their number, until computing takes as
     long (Austin et al., How to Scale Your Model, 2025: the critical batch of inference)."""
-    weights, tokens = 3 * width * hidden * ITEM_BYTES, max(batches)
+    weight_bytes = 3 * width * hidden * ITEM_BYTES
 
-    def layer(num_tokens: int) -> Any:
-        def run(x: Any, gate: Any, up: Any, down: Any) -> Any:
-            import torch
+    def layer(x: Any, gate: Any, up: Any, down: Any) -> Any:
+        import torch
 
-            rows = x[:num_tokens]
-            return torch.mm(torch.nn.functional.silu(torch.mm(rows, gate)) * torch.mm(rows, up), down)
-
-        return run
+        return torch.mm(torch.nn.functional.silu(torch.mm(x, gate)) * torch.mm(x, up), down)
 
     def reference(x: Any, gate: Any, up: Any, down: Any) -> Any:
-        return layer(tokens)(x.double(), gate.double(), up.double(), down.double())
+        return layer(x.double(), gate.double(), up.double(), down.double())
 
     def rung(num_tokens: int) -> Rung:
         rows, wide = num_tokens * width * ITEM_BYTES, num_tokens * hidden * ITEM_BYTES
         return Rung(
-            name=pluralize(num_tokens, "token"), lesson="", run=layer(num_tokens), num_rows=num_tokens, num_launches=5,
-            loaded_bytes=weights + 2 * rows + 4 * wide, stored_bytes=rows + 4 * wide, uses_triton=False,
+            name=pluralize(num_tokens, "token"), lesson="", run=_on_first_rows(layer, num_tokens), num_rows=num_tokens,
+            num_launches=5, loaded_bytes=weight_bytes + 2 * rows + 4 * wide, stored_bytes=rows + 4 * wide, uses_triton=False,
+        )  # fmt: skip
+
+    shapes = (max(batches), width), (width, hidden), (width, hidden), (hidden, width)
+    return Ladder(
+        name="layer-batch", title="a layer against its batch", sizes=f"a gated MLP, {width:,} and {hidden:,} wide",
+        make_operands=normal_operands(*shapes, scale=0.1), reference=reference,
+        rungs=tuple(rung(num_tokens) for num_tokens in batches), **_layer_costs(width, hidden, max(batches), weight_bytes),
+    )  # fmt: skip
+
+
+def int8_layer_ladder(width: int = 4096, hidden: int = 14_336, batches: Sequence[int] = BATCHES) -> Ladder:
+    """Return the same layer with int8 weights, which become 16-bit numbers in registers: memory reads half as much, and
+    computing takes as long from half the batch on (Austin et al., All About Rooflines, question 2)."""
+    weight_bytes = 3 * width * hidden + (2 * hidden + width) * SCALE_BYTES
+
+    def make(device: str) -> tuple[Any, ...]:
+        x, wide, down = normal_operands((max(batches), width), (2 * hidden, width), (width, hidden), scale=0.1)(device)
+        quantize = triton_call("triton_int8", "quantize_features")
+        return (x, *quantize(wide), *quantize(down))
+
+    def reference(x: Any, wide: Any, wide_scales: Any, down: Any, down_scales: Any) -> Any:
+        import torch
+
+        products = x.double() @ (wide.double() * wide_scales.double()[:, None]).t()
+        gate, up = products[:, :hidden], products[:, hidden:]
+        return (torch.nn.functional.silu(gate) * up) @ (down.double() * down_scales.double()[:, None]).t()
+
+    def rung(num_tokens: int) -> Rung:
+        gated = int8_product_traffic((num_tokens, width, hidden), ITEM_BYTES, num_weights=2)
+        down = int8_product_traffic((num_tokens, hidden, width), ITEM_BYTES)
+        return Rung(
+            name=pluralize(num_tokens, "token"), lesson="", num_rows=num_tokens,
+            num_launches=3 if int8_parts((num_tokens, hidden, width)) > 1 else 2,
+            loaded_bytes=gated.loaded_bytes + down.loaded_bytes, stored_bytes=gated.stored_bytes + down.stored_bytes,
+            run=_on_first_rows(triton_call("triton_int8", "gated_layer"), num_tokens),
         )  # fmt: skip
 
     return Ladder(
-        name="layer-batch", title="a layer against its batch", sizes=f"a gated MLP, {width:,} and {hidden:,} wide",
-        flops=6.0 * tokens * width * hidden, least_bytes=weights + 2 * tokens * width * ITEM_BYTES, product_flops=True,
-        row_cost=RowCost(num_rows=tokens, fixed_bytes=weights), reference=reference,
-        make_operands=normal_operands((tokens, width), (width, hidden), (width, hidden), (hidden, width), scale=0.1),
-        rungs=tuple(rung(num_tokens) for num_tokens in batches),
+        name="int8-layer-batch", title="a layer with int8 weights against its batch",
+        sizes=f"a gated MLP, {width:,} and {hidden:,} wide, int8 weights", make_operands=make, reference=reference,
+        rungs=tuple(rung(num_tokens) for num_tokens in batches), **_layer_costs(width, hidden, max(batches), weight_bytes),
     )  # fmt: skip
+
+
+def _on_first_rows(layer: Callable[..., Any], num_rows: int) -> Callable[..., Any]:
+    """Return a layer on the first rows of its input."""
+
+    def run(x: Any, *weights: Any) -> Any:
+        return layer(x[:num_rows], *weights)
+
+    return run
+
+
+def _layer_costs(width: int, hidden: int, num_tokens: int, weight_bytes: int) -> dict[str, Any]:
+    """Return the cost of a gated MLP: weights read once, and a row in and a row out for each token."""
+    return {
+        "flops": 6.0 * num_tokens * width * hidden, "least_bytes": weight_bytes + 2 * num_tokens * width * ITEM_BYTES,
+        "product_flops": True, "row_cost": RowCost(num_rows=num_tokens, fixed_bytes=weight_bytes),
+    }  # fmt: skip

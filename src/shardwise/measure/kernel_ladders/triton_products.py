@@ -247,8 +247,13 @@ def multiply_in_parts(left: Tensor, right: Tensor, tiles: Tiles, num_parts: int)
         left, right, parts, num_rows, num_columns, depth, span, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
+    return add_parts(parts, out)
+
+
+def add_parts(parts: Tensor, out: Tensor) -> Tensor:
+    """Write the sum of parts [P, M, N] in float32 into a contiguous product [M, N], and return it."""
     grid = (triton.cdiv(out.numel(), SUMMED_BLOCK),)
-    sum_parts_kernel[grid](parts, out, out.numel(), num_parts, BLOCK=SUMMED_BLOCK, num_warps=4)
+    sum_parts_kernel[grid](parts, out, out.numel(), len(parts), BLOCK=SUMMED_BLOCK, num_warps=4)
     return out
 
 

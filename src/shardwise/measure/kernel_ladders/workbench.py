@@ -36,7 +36,8 @@ Device = Literal["auto", "none", "cuda"]
 class RungResult(Payload):
     """A rung on a chip. `traffic_s`: what its kernels ask of memory over the chip's bandwidth, as if no cache answered.
     `roofline_s`: the larger of its FLOPs over the peak and of the bytes that each way of computing its result moves over the
-    bandwidth.
+    bandwidth. `sector_use`: the share of the bytes in the sectors of its loads that lanes asked for. `executed_flops`: what its
+    lanes go through, masked off or not, where that is more than the ladder's.
 
     Where it ran: `seconds`, the median of repetitions with the L2 cache emptied before each, their 10th and 90th percentiles,
     and the relative error of its result.
@@ -50,6 +51,8 @@ class RungResult(Payload):
     intensity: float
     traffic_s: float
     roofline_s: float
+    sector_use: Annotated[float | None, OmitEmpty()] = None
+    executed_flops: Annotated[float | None, OmitEmpty()] = None
     seconds: float | None = None
     low_s: float | None = None
     high_s: float | None = None
@@ -185,7 +188,7 @@ def place_on_chip(ladder: Ladder, chip: Chip) -> LadderResult:
         return RungResult(
             name=rung.name, lesson=rung.lesson, num_launches=rung.num_launches, loaded_bytes=rung.loaded_bytes,
             stored_bytes=rung.stored_bytes, intensity=flops / moved, traffic_s=moved / bytes_per_s,
-            roofline_s=max(bounds_s(flops, least_bytes)),
+            roofline_s=max(bounds_s(flops, least_bytes)), sector_use=rung.sector_use, executed_flops=rung.executed_flops,
         )  # fmt: skip
 
     compute_s, memory_s = bounds_s(ladder.flops, ladder.least_bytes)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from shardwise.measure import KernelLadders
     from shardwise.measure.kernel_ladders.workbench import LadderResult
 
+SECTOR_COLUMN = "of sectors"
+OPTIONAL_COLUMNS = {SECTOR_COLUMN: "sector_use", "executed": "executed_flops"}  # where a rung of the ladder has it
+
 
 def kernels_report(result: KernelLadders) -> Report:
     """Report each ladder: its roofline, what each rung moves against it, and how long it took."""
@@ -38,8 +41,11 @@ def _ladder_blocks(result: KernelLadders, ladder: LadderResult, path: str) -> It
     measured = ("measured", "of roofline") if result.machine else ()
     if ladder.knee_rows is not None:
         yield Line(tuple(_knee_cells(ladder, path)))
-    head: Row = ("", "launches", "read", "written", "FLOPs/B", "traffic", "roofline", *measured)
-    rows = [head, *(_rung_row(ladder, index, path) for index in range(len(ladder.rungs)))]
+    optional = tuple(
+        title for title, field in OPTIONAL_COLUMNS.items() if any(getattr(rung, field) for rung in ladder.rungs)
+    )
+    head: Row = ("", "launches", "read", "written", *optional, "FLOPs/B", "traffic", "roofline", *measured)
+    rows = [head, *(_rung_row(ladder, index, path, optional) for index in range(len(ladder.rungs)))]
     yield Table(rows=tuple(rows), right=range(1, len(head)), indent=2)
     yield from (f"  {rung.name}: {rung.lesson}" for rung in ladder.rungs if rung.lesson)
     compiled = [kernel for rung in ladder.rungs for kernel in rung.compiled]
@@ -71,7 +77,13 @@ def _knee_cells(ladder: LadderResult, path: str) -> Iterator[Cell]:
         yield from ("; measured: ", fixed(ladder.measured_knee_rows, 0, f"{path}.measured_knee_rows"))
 
 
-def _rung_row(ladder: LadderResult, index: int, path: str) -> Row:
+def _optional_cell(value: float | None, title: str, path: str) -> Cell:
+    if value is None:
+        return "-"
+    return percent(value, path) if title == SECTOR_COLUMN else quantity(value, "FLOP", path)
+
+
+def _rung_row(ladder: LadderResult, index: int, path: str, optional: tuple[str, ...]) -> Row:
     rung, rung_path = ladder.rungs[index], f"{path}.rungs.{index}"
     measured: tuple[Cell, ...] = ()
     if rung.seconds is not None:
@@ -81,6 +93,11 @@ def _rung_row(ladder: LadderResult, index: int, path: str) -> Row:
     return (
         rung.name, count(rung.num_launches, f"{rung_path}.num_launches"),
         num_bytes(rung.loaded_bytes, f"{rung_path}.loaded_bytes"),
-        num_bytes(rung.stored_bytes, f"{rung_path}.stored_bytes"), fixed(rung.intensity, 1, f"{rung_path}.intensity"),
+        num_bytes(rung.stored_bytes, f"{rung_path}.stored_bytes"),
+        *(
+            _optional_cell(getattr(rung, OPTIONAL_COLUMNS[title]), title, f"{rung_path}.{OPTIONAL_COLUMNS[title]}")
+            for title in optional
+        ),
+        fixed(rung.intensity, 1, f"{rung_path}.intensity"),
         seconds(rung.traffic_s, f"{rung_path}.traffic_s"), seconds(rung.roofline_s, f"{rung_path}.roofline_s"), *measured,
     )  # fmt: skip

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # A test compares them with `measure.kernel_ladders.ladders.LADDERS`; the help loads nothing.
 LADDER_NAMES = (
-    "elu", "softmax", "norm", "launches", "product", "deep-product", "batched-product", "layer-batch", "attention",
-    "attention-gradient",
+    "elu", "divergence", "softmax", "norm", "launches", "product", "deep-product", "batched-product", "layer-batch",
+    "int8-layer-batch", "attention", "attention-gradient",
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def kernels(
     >>> import shardwise as sw
     >>> (ladder,) = sw.kernels(["elu"], device="none").ladders
     >>> [rung.name for rung in ladder.rungs]
-    ['separate kernels', 'one kernel, strided', 'one kernel, coalesced']
+    ['separate kernels', 'compiled', 'one kernel, strided', 'one kernel, coalesced']
     """
     capabilities = [parse_count(value, label=argument_label("compile_for", "--compile-for")) for value in compile_for]
     return measure.run_workbench(names, chip, device=device, compile_for=capabilities, progress=progress)

@@ -38,14 +38,15 @@ from shardwise.run.triton_kernels import (
     rotary,
 )
 from shardwise.run.triton_kernels.kernel_resources import KernelResources
+from shardwise.run.triton_kernels.traffic import WARP_LANES
 from shardwise.values.input_texts import parse_integer
 
 POINTER_TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64",
     torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5", torch.uint8: "*u8",
+    torch.int8: "*i8",
 }  # fmt: skip
 ALIGNMENT = 16  # Triton specialises a kernel for sizes and addresses that it divides
-WARP_SIZE = 32
 FP8_CAPABILITY = 89  # the first with conversions to E4M3 (CUDA C++ Programming Guide, Ada and Hopper)
 DUMP_FIELDS = {"registers": "REG", "stack_bytes": "STACK", "local_bytes": "LOCAL"}
 LAUNCH_OPTIONS = ("num_warps", "num_stages")
@@ -177,9 +178,19 @@ def compile_launch(launch: KernelLaunch, compute_capability: int) -> KernelResou
             isinstance(argument, int) and argument % ALIGNMENT == 0 and not parameter.do_not_specialize
         ):
             attributes[(position,)] = [["tt.divisibility", ALIGNMENT]]
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    key = launch.kernel, compute_capability, *map(repr, (signature, constants, attributes, launch.options))
+    if key not in _COMPILED:
+        source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+        _COMPILED[key] = _compile_source(source, launch, compute_capability)
+    return _COMPILED[key]
+
+
+_COMPILED: dict[tuple[Any, ...], KernelResources] = {}  # launches of other sizes are often the same machine code
+
+
+def _compile_source(source: ASTSource, launch: KernelLaunch, compute_capability: int) -> KernelResources:
     compiled = triton.compile(
-        source, target=GPUTarget("cuda", compute_capability, WARP_SIZE), options=dict(launch.options)
+        source, target=GPUTarget("cuda", compute_capability, WARP_LANES), options=dict(launch.options)
     )
     usage = _resource_usage(compiled.asm["cubin"])
     return KernelResources(

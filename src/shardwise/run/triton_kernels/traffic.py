@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Lanes of a warp, and bytes of the pieces in which memory is read (CUDA C++ Best Practices Guide, coalesced access).
+WARP_LANES, SECTOR_BYTES = 32, 32
 STATISTIC_BYTES, TARGET_BYTES, INDEX_BYTES = 4, 8, 8  # float32; int64
 
 
