@@ -51,14 +51,24 @@ class ServingEngine:
     reserves_output: bool
     exchanges_within_copy: bool
     pool_prefill_factor: float
+    captures_decode: bool
+    constants_name: str
     degrees: tuple[str, ...]
     measured_chips: tuple[str, ...]
     source: str
 
     @property
     def constants(self) -> ServingConstants:
-        """Constants of the engine, of all its releases."""
-        return load_constants(self.name)
+        """Constants of the engine, of all its releases that have `constants_name`."""
+        return load_constants(self.constants_name)
+
+    def at_release(self, release: str) -> ServingEngine:
+        """Return the engine at a release, with what that release did otherwise (`releases` of engines.toml)."""
+        changes = dict(_engines_file()[self.name].get("releases", {}).get(release, {}))
+        for name in ("degrees", "measured_chips"):
+            if name in changes:
+                changes[name] = tuple(changes[name])
+        return replace(self, release=release, **changes)
 
     @property
     def memory_fraction(self) -> float:
@@ -143,7 +153,7 @@ def serving_engines() -> Mapping[str, ServingEngine]:
     """Return the engines by name, at their newest release with constants."""
     return {
         name: ServingEngine(
-            name=name, degrees=tuple(table["degrees"]), measured_chips=tuple(table["measured_chips"]),
+            name=name, constants_name=name, degrees=tuple(table["degrees"]), measured_chips=tuple(table["measured_chips"]),
             **{key: table.get(key) for key in ENGINE_KEYS},
         )
         for name, table in _engines_file().items()
@@ -152,7 +162,8 @@ def serving_engines() -> Mapping[str, ServingEngine]:
 
 ENGINE_KEYS = (
     "title", "release", "memory_rule", "memory_fractions", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
-    "polls_requests", "reserves_output", "exchanges_within_copy", "pool_prefill_factor", "source",
+    "polls_requests", "reserves_output", "exchanges_within_copy", "pool_prefill_factor", "captures_decode",
+    "source",
 )  # fmt: skip
 
 
@@ -184,4 +195,4 @@ def get_serving_engine(name: str, release: str | None = None) -> ServingEngine:
                 f"{', '.join(releases) or 'none'} were measured: leave it out for {engine.release}"
             ]
         )
-    return replace(engine, release=release)
+    return engine.at_release(release)

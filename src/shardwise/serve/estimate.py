@@ -79,7 +79,7 @@ class ServingModel:
         return PassPricer(
             work=TableWork.of(problem.architecture, table, lengths), rates=self.rates,
             fuses_chunks=self.engine.fuses_chunks and limits.chunked_prefill, polls=self.engine.polls_requests,
-            pass_factor=factor.pass_factor * measured.pass_factor,
+            captures_decode=self.engine.captures_decode, pass_factor=factor.pass_factor * measured.pass_factor,
             first_token_factor=factor.first_token_factor * measured.first_token_factor, acceptance=limits.acceptance or None,
         )  # fmt: skip
 
@@ -124,7 +124,7 @@ class ServingModel:
         kind = "experts" if self.problem.architecture.num_experts else "dense"
         factor = 1.0 if self.is_measured else UNMEASURED_FACTOR
         of_tpot, of_ttft = (
-            np.array(prediction_spreads(name, self.engine.name, kind)) * factor for name in ("tpot", "ttft")
+            np.array(prediction_spreads(name, self.engine.constants_name, kind)) * factor for name in ("tpot", "ttft")
         )
         return of_tpot, of_ttft
 

@@ -35,9 +35,10 @@ def interval_of(value: float, spread: float) -> Prediction:
 
 def decode_pass_terms(pricer: PassPricer, running: Column) -> dict[str, float]:
     """Return the terms of a decode pass of `running` requests, the largest first; they add up to the pass."""
-    seconds = {name: first(value) for name, value in pricer.decode_terms(running).items()}
-    seconds[HOST] = first(pricer.host_seconds(running))
-    return _sorted({name: value * first(pricer.pass_factor) for name, value in seconds.items()})
+    scale = first(pricer.pass_factor)
+    seconds = {name: scale * first(value) for name, value in pricer.decode_terms(running).items()}
+    seconds[HOST] = max(first(pricer.decode_seconds(running)) - sum(seconds.values()), 0.0)
+    return _sorted(seconds)
 
 
 def prompt_pass_terms(pricer: PassPricer) -> dict[str, float]:

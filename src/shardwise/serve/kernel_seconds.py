@@ -24,6 +24,7 @@ ACTIVATION_BYTES = 2.0  # of one element of hidden states, on links and in memor
 STATE_BYTES = 4.0  # states of recurrences rest in fp32
 NETWORK_HOPS = 4.0  # a hop between nodes takes this many times one inside (NCCL's tuning model: 2 to 5)
 HOPPER = ("h100", "h200", "h800")
+AMPERE = ("a100-40gb", "a100-80gb", "a100-80gb-pcie")
 # Formats of weights that chips with fp4 units multiply with activations of 8 bits, where others multiply them in bf16. Source:
 # TensorRT-LLM, quantization, W4A8_MXFP4_MXFP8 on Blackwell.
 BLOCK_SCALED: Mapping[str, str] = {"mxfp4": "fp8"}
@@ -68,7 +69,7 @@ class ServingRates:
     """Rates of chips and formats, numbers or a column each, under an engine's constants: all that seconds follow from.
 
     `groups` by group of weights; `link_bytes_per_s` of a device inside a domain of `domain` devices, `network_bytes_per_s`
-    beyond. `is_hopper` and `is_narrow` (weights below 16 bits are multiplied in their format) are 0 or 1.
+    beyond. `is_hopper`, `is_ampere` and `is_narrow` (weights below 16 bits are multiplied in their format) are 0 or 1.
     """
 
     constants: ServingConstants
@@ -80,6 +81,7 @@ class ServingRates:
     link_bytes_per_s: Column
     network_bytes_per_s: Column
     is_hopper: Column
+    is_ampere: Column
     is_narrow: Column
 
     @classmethod
@@ -97,7 +99,7 @@ class ServingRates:
             constants=constants, groups={group: GroupRates.of(chip, part) for group, part in by_group.items()},
             memory_bytes_per_s=chip.memory_bytes_per_s, half_peak=format_peak(chip, "bf16"), cache_bytes=formats.cache_bytes,
             domain=domain, link_bytes_per_s=link, network_bytes_per_s=network,
-            is_hopper=float(chip.catalog_name in HOPPER),
+            is_hopper=float(chip.catalog_name in HOPPER), is_ampere=float(chip.catalog_name in AMPERE),
             is_narrow=float("bf16" not in (narrow.product, formats.expert_format.product)),
         )  # fmt: skip
 
@@ -145,6 +147,16 @@ class ServingRates:
         """Return the seconds that launches take beyond what kernels move and compute."""
         factor = 1.0 + (self.constants.hopper_launch_factor - 1.0) * self.is_hopper
         return self.num_launches(work.kernels) * (self.constants.kernel_s * factor)
+
+    def eager_seconds(self, kernels: Mapping[str, Column]) -> Column:
+        """Return the seconds in which the host launches the kernels of a pass one by one."""
+        seconds: Column = self.num_launches(kernels) * self.constants.eager_launch_s * self.host_factor
+        return seconds
+
+    @property
+    def host_factor(self) -> Column:
+        """Seconds of a chip's hosts over those of Hopper's and Blackwell's."""
+        return 1.0 + (self.constants.ampere_host_factor - 1.0) * self.is_ampere
 
     def num_launches(self, kernels: Mapping[str, Column]) -> Column:
         """Return the launches of a pass: kernels by class, by how many of an engine's each stands for."""

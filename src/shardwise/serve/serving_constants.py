@@ -36,7 +36,8 @@ class ServingConstants:
     narrow products, `cast_kernels`. Passes with a chunk are launched without a captured graph: `eager_launch_s` a kernel
     at least. An all-reduce takes `reduce_hop_s` for each doubling of devices, an exchange with experts `exchange_s`, both
     `link_share` of the link's rate. The host takes `pass_host_s` between passes and `sequence_host_s` for each running
-    sequence.
+    sequence; hosts of A100, a generation older, take
+    `ampere_host_factor` times as long.
 
     First tokens: `request_s` before the engine sees a request, `wait_passes` times the pass that runs when it comes,
     `prompt_factor` times the chunks' seconds, its own and those of the inputs that it meets; `request_host_s` of the server for
@@ -66,6 +67,7 @@ class ServingConstants:
     recurrence_kernels: float
     cast_kernels: float
     hopper_launch_factor: float
+    ampere_host_factor: float
     reduce_hop_s: float
     exchange_s: float
     link_share: float
@@ -88,6 +90,8 @@ CONSTANT_NAMES = tuple(field.name for field in fields(ServingConstants))
 ENGINE_CONSTANTS = (  # of each engine by itself; the others are of all engines
     "kernel_s", "pass_host_s", "sequence_host_s", "eager_launch_s", "request_s", "memory_fraction",
 )  # fmt: skip
+# Constants of all engines that a release with older kernels has by itself.
+EARLIER_RELEASES: Mapping[str, tuple[str, ...]] = {"vllm 0.2": ("prompt_share",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +118,27 @@ def constants_file() -> Mapping[str, Any]:
 def load_constants(engine: str) -> ServingConstants:
     """Return the constants of an engine by name."""
     tables = constants_file()
+    by_engine = tables["engine_constants"]
     of_engines = (
-        list(tables["engine_constants"].values()) if engine == NEUTRAL else [tables["engine_constants"][engine]]
+        [table for name, table in by_engine.items() if name not in EARLIER_RELEASES]
+        if engine == NEUTRAL
+        else [by_engine[engine]]
     )
     shared = {name: tables["constants"][name]["value"] for name in CONSTANT_NAMES if name not in ENGINE_CONSTANTS}
-    of_engine = {name: geometric_mean(table[name]["value"] for table in of_engines) for name in ENGINE_CONSTANTS}
-    return ServingConstants(**shared, **of_engine)
+    names = (*ENGINE_CONSTANTS, *EARLIER_RELEASES.get(engine, ()))
+    of_engine = {name: geometric_mean(table[name]["value"] for table in of_engines) for name in names}
+    return ServingConstants(**{**shared, **of_engine})
 
 
 def prediction_spreads(latency: str, engine: str, kind: str) -> tuple[float, ...]:
     """Return the deviations of logarithms of what was measured over predictions, by cell; `latency` is "tpot" or "ttft", `kind`
     "dense" or "experts"."""
     tables = constants_file()["spreads"][latency]
-    of_engines = [table[kind] for name, table in tables.items() if engine in (name, NEUTRAL)]
+    of_engines = [
+        table[kind]
+        for name, table in tables.items()
+        if engine == name or (engine == NEUTRAL and name not in EARLIER_RELEASES)
+    ]
     return tuple(max(cell) for cell in zip(*of_engines, strict=True))
 
 

@@ -7,7 +7,8 @@ others once each, of which passes take as many as come together:
 
     TPOT = pass(b) / tokens per pass + (b - 1 - before) / osl * (a pass with inputs, beyond a decode pass) / its inputs
 
-where those `before` its own input are in its first token: half of the inputs that it meets, and of all in a first wave.
+where those `before` its own input are in its first token: half of the inputs that it meets, and of a first wave half of all in
+other passes, and all in its own.
 
 A first token takes the host's time for a request, the pass that runs when it comes, the passes until requests are admitted, its
 own chunks, and those of the inputs that it meets (`first_tokens`). A run starts with b requests at once, whose inputs are
@@ -75,6 +76,7 @@ class PassPricer:
     rates: ServingRates
     fuses_chunks: Column
     polls: bool = False
+    captures_decode: bool = True
     pass_factor: Column = 1.0
     first_token_factor: Column = 1.0
     acceptance: float | None = None
@@ -102,14 +104,18 @@ class PassPricer:
         return {name: seconds * share for name, seconds in price_pass(work, self.rates).items()}
 
     def decode_seconds(self, running: Column) -> Column:
-        """Return the seconds of a decode pass with the host's time."""
-        return (device_seconds(self.decode_terms(running)) + self.host_seconds(running)) * self.pass_factor
+        """Return the seconds of a decode pass with the host's time: between passes, and for kernels that it launches."""
+        device_s = device_seconds(self.decode_terms(running))
+        if not self.captures_decode:
+            device_s = slower_of(device_s, self.rates.eager_seconds(self.work.kernels))
+        return (device_s + self.host_seconds(running)) * self.pass_factor
 
     def host_seconds(self, running: Column) -> Column:
         """Return the host's seconds between passes: by pass, and by running sequence of the instance."""
         constants = self.constants
         per_pass = constants.pass_host_s * self.work.tokens_per_sequence
-        return per_pass + constants.sequence_host_s * running * self.work.attention_dp
+        per_sequence = constants.sequence_host_s * running * self.work.attention_dp
+        return (per_pass + per_sequence) * self.rates.host_factor
 
     def chunk_terms(self, running: Column, inputs: Column = 1.0) -> dict[str, Column]:
         """Return the device's seconds by term of a pass with chunks of `inputs` beside `running` decoding sequences."""
@@ -118,8 +124,8 @@ class PassPricer:
 
     def input_pass_seconds(self, running: Column, inputs: Column = 1.0) -> Column:
         """Return the seconds of a pass with chunks of inputs; it is not captured as a graph: the host launches each kernel."""
-        eager = self.rates.num_launches(self.work.kernels) * self.constants.eager_launch_s
-        return slower_of(device_seconds(self.chunk_terms(running, inputs)), eager) * self.pass_factor
+        eager_s = self.rates.eager_seconds(self.work.kernels)
+        return slower_of(device_seconds(self.chunk_terms(running, inputs)), eager_s) * self.pass_factor
 
     def mixed_pass_seconds(self, running: Column, inputs: Column) -> Column:
         """Return the seconds of a pass with inputs as the engine schedules them, with the host's: beside `running` sequences that
@@ -185,7 +191,8 @@ def solve_steady_state(pricer: PassPricer, present: Column, largest_batch: Colum
     shared_s = added_s / joined * pricer.work.num_chunks
     share = requests.first_wave_share
     # Inputs that were computed before a request's own are in its first token, and not between its tokens.
-    before = share * (running - 1.0) / 2.0 + (1.0 - share) * (met - 1.0) / 2.0
+    wave_joined = np.minimum(running, pricer.inputs_per_pass)
+    before = share * ((running + wave_joined) / 2.0 - 1.0) + (1.0 - share) * ((met + joined) / 2.0 - 1.0)
     inputs_s = (running - 1.0 - before) / osl * shared_s
     tpot_s = pass_s / pricer.tokens_per_pass + inputs_s
     first_wave_s = pricer.first_wave_seconds(running)

@@ -25,7 +25,7 @@ from shardwise.measure.serving.serving_fit import (
 )
 from shardwise.measure.serving.serving_rows import row_architecture
 from shardwise.serve.estimate import INPUT_SHARES, LOADS
-from shardwise.serve.serving_constants import CONSTANT_NAMES, ENGINE_CONSTANTS
+from shardwise.serve.serving_constants import CONSTANT_NAMES, EARLIER_RELEASES, ENGINE_CONSTANTS
 from shardwise.serve.steady_state import INTERVAL_DEVIATIONS
 
 Array = NDArray[np.float64]
@@ -50,8 +50,9 @@ def constants_text(table: RowTable, fitted: FittedConstants, folds: Mapping[str,
     lines = [*HEADER, "", "[constants]"]
     lines += [_line(name, fitted, widths, None) for name in CONSTANT_NAMES if name not in ENGINE_CONSTANTS]
     for engine in _engines(table):
-        lines += ["", f"[engine_constants.{engine}]"]
-        lines += [_line(name, fitted, widths, engine) for name in ENGINE_CONSTANTS]
+        lines += ["", f"[engine_constants.{_quote(engine)}]"]
+        names = (*ENGINE_CONSTANTS, *EARLIER_RELEASES.get(engine, ()))
+        lines += [_line(name, fitted, widths, engine) for name in names]
     lines += [
         "",
         "# Deviations of logarithms of what was measured over predictions with the family left out: of TPOT by the share of",
@@ -59,7 +60,11 @@ def constants_text(table: RowTable, fitted: FittedConstants, folds: Mapping[str,
     lines += [f"# other inputs, {INPUT_SHARES}; of TTFT by requests in an instance, {LOADS}."]
     for latency in ("tpot", "ttft"):
         for engine, kinds in _spreads(table, folds["family"], fitted, latency).items():
-            lines += [f"[spreads.{latency}.{engine}]", *(f"{kind} = {values}" for kind, values in kinds.items()), ""]
+            lines += [
+                f"[spreads.{latency}.{_quote(engine)}]",
+                *(f"{kind} = {values}" for kind, values in kinds.items()),
+                "",
+            ]
     lines += ["# Factors of releases on passes and on first tokens, drawn towards 1."]
     for row in _releases(table, fitted):
         lines += ["[[releases]]", *(f"{key} = {value}" for key, value in row.items()), ""]
@@ -67,7 +72,11 @@ def constants_text(table: RowTable, fitted: FittedConstants, folds: Mapping[str,
 
 
 def _engines(table: RowTable) -> tuple[str, ...]:
-    return tuple(sorted({row.engine for row in table.rows}))
+    return tuple(sorted({row.constants_name for row in table.rows}))
+
+
+def _quote(name: str) -> str:
+    return name if name.isalnum() else f'"{name}"'
 
 
 def _line(
@@ -163,12 +172,12 @@ def prediction_cells(table: RowTable, fitted: FittedConstants, latency: str) -> 
     if latency == "tpot":
         shares = np.zeros(len(table.rows))
         for stack in table.stacks:
-            shares[stack.index] = stack.solve(fitted.of_engine(stack.engine.name)).input_share
+            shares[stack.index] = stack.solve(fitted.of_engine(stack.engine.constants_name)).input_share
         cells: Sequence[int] = np.digitize(shares, INPUT_SHARES).tolist()
     else:
         cells = np.digitize([row.concurrency / row.layout.replicas for row in table.rows], LOADS).tolist()
     kinds = ["experts" if row_architecture(row.model).num_experts else "dense" for row in table.rows]
-    return list(zip((row.engine for row in table.rows), kinds, cells, strict=True))
+    return list(zip((row.constants_name for row in table.rows), kinds, cells, strict=True))
 
 
 def _releases(table: RowTable, fitted: FittedConstants) -> list[dict[str, str]]:

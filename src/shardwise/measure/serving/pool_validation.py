@@ -6,15 +6,13 @@ each there were. Of five no concurrency is stated: it is that of all decode work
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 import numpy as np
 
 from shardwise.hardware import load_cluster
+from shardwise.measure.serving.package_rows import read_package_rows
 from shardwise.measure.serving.serving_errors import ServingErrors
 from shardwise.measure.serving.serving_rows import DEVICES
 from shardwise.model import load_model
@@ -82,8 +80,7 @@ def published_pool_rows() -> tuple[PoolRow, ...]:
     >>> len(rows), sorted({row.model for row in rows})
     (69, ['deepseek-v3', 'qwen3-32b'])
     """
-    text = resources.files(__package__ or "").joinpath(ROWS_FILE).read_text(encoding="utf-8")
-    return tuple(_parse_row(row) for row in csv.DictReader(io.StringIO(text)))
+    return tuple(_parse_row(row) for row in read_package_rows(ROWS_FILE))
 
 
 def _parse_row(row: dict[str, str]) -> PoolRow:

@@ -39,22 +39,22 @@ class RowStack:
         cache = cache_bytes(self.engine.memory_rule, constants.memory_fraction, self.memory)
         pricer = PassPricer(
             work=self.work, rates=replace(self.rates, constants=constants), fuses_chunks=self.engine.fuses_chunks,
-            polls=self.engine.polls_requests,
+            polls=self.engine.polls_requests, captures_decode=self.engine.captures_decode,
             pass_factor=pass_factor, first_token_factor=first_token_factor,
         )  # fmt: skip
         return solve_steady_state(pricer, self.present, cache / self.memory.request_bytes, self.requests)
 
 
 def stack_rows(rows: Sequence[ServingRow]) -> tuple[RowStack, ...]:
-    """Return the rows as one stack for each engine."""
+    """Return the rows as one stack for each engine, and for each of its releases that has constants of its own."""
     by_engine: dict[str, list[int]] = defaultdict(list)
     for position, row in enumerate(rows):
-        by_engine[row.engine].append(position)
-    return tuple(_stack_engine(engine, positions, rows) for engine, positions in by_engine.items())
+        by_engine[row.constants_name].append(position)
+    return tuple(_stack_engine(positions, rows) for positions in by_engine.values())
 
 
-def _stack_engine(engine_name: str, positions: Sequence[int], rows: Sequence[ServingRow]) -> RowStack:
-    engine = get_serving_engine(engine_name)
+def _stack_engine(positions: Sequence[int], rows: Sequence[ServingRow]) -> RowStack:
+    engine = get_serving_engine(rows[positions[0]].engine, rows[positions[0]].problem.release)
     groups: dict[Any, list[int]] = defaultdict(list)
     for position in positions:
         row = rows[position]
@@ -72,6 +72,7 @@ def _stack_engine(engine_name: str, positions: Sequence[int], rows: Sequence[Ser
         requests=Requests(
             osl=np.array([row.mean_osl for row in ordered], dtype=np.float64),
             length_spread=np.array([row.length_spread for row in ordered]),
+            first_wave_share=np.array([1.0 / row.waves for row in ordered]),
             admission_passes=np.array([row.admission_passes for row in ordered], dtype=np.float64),
         ),
     )  # fmt: skip

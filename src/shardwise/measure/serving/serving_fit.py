@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.measure.serving.batch_rows import SOURCE as BATCH_SOURCE
+from shardwise.measure.serving.batch_rows import published_batch_rows
 from shardwise.measure.serving.row_stack import RowStack, stack_rows
-from shardwise.measure.serving.serving_rows import ServingRow
-from shardwise.serve.serving_constants import CONSTANT_NAMES, ENGINE_CONSTANTS, ServingConstants
+from shardwise.measure.serving.serving_rows import ServingRow, published_serving_rows
+from shardwise.serve.serving_constants import CONSTANT_NAMES, EARLIER_RELEASES, ENGINE_CONSTANTS, ServingConstants
 
 Array = NDArray[np.float64]
 Key = tuple[str, str | None]  # a constant, and the engine that it is of
@@ -49,7 +51,9 @@ PRIORS: Mapping[str, tuple[float, float]] = {  # value, and deviation of its log
     "int4_expert_factor": (1.2, 0.30), "fp8_expert_factor": (1.0, 0.30), "routing_skew": (0.80, 0.30),
     "expert_imbalance": (1.1, 0.20), "indexer_kernels": (8.0, 0.30), "expert_kernels": (1.0, 0.30),
     "fp4_expert_kernels": (1.0, 0.30), "recurrence_kernels": (1.0, 0.30), "cast_kernels": (0.5, 0.70),
-    "hopper_launch_factor": (1.0, 0.10), "reduce_hop_s": (3e-6, 0.50), "exchange_s": (1e-5, 0.70), "link_share": (0.50, 0.50),
+    # Nodes with A100 have EPYC 7V12 (Rome), with H100 Xeon 8480C. Source: Azure documentation, ND A100 v4 and ND H100 v5.
+    "hopper_launch_factor": (1.0, 0.10), "ampere_host_factor": (1.4, 0.20), "reduce_hop_s": (3e-6, 0.50),
+    "exchange_s": (1e-5, 0.70), "link_share": (0.50, 0.50),
     "kernel_s": (3e-6, 0.70), "pass_host_s": (5e-4, 0.70), "sequence_host_s": (1e-5, 0.70), "eager_launch_s": (4e-5, 0.10),
     "request_s": (0.05, 0.12), "wait_passes": (1.5, 0.08), "prompt_factor": (1.1, 0.06),
     "request_host_s": (5e-4, 0.15), "server_turn_s": (1.5e-2, 0.10),
@@ -57,8 +61,13 @@ PRIORS: Mapping[str, tuple[float, float]] = {  # value, and deviation of its log
     "capacity_margin": (1.1, 0.15), "acceptance": (0.70, 0.20),
 }  # fmt: skip
 # vLLM compiles passes with inputs and captures what is between attentions, so that it launches few pieces. Source: vLLM
-# documentation, torch.compile integration, piecewise CUDA graphs.
-ENGINE_PRIORS: Mapping[Key, tuple[float, float]] = {("eager_launch_s", "vllm"): (6e-6, 0.10)}
+# documentation, torch.compile integration, piecewise CUDA graphs. vLLM of 2023 prepared and sampled each sequence in Python: of
+# Llama 3 8B's time on H100 62% was the host's even in 2024 (vLLM blog, "vLLM v0.6.0: 2.7x Throughput Improvement", 2024-09-05).
+# Splitwise took the times of prompts in the engine, without a server. Both of its priors were stated after a look at its rows.
+ENGINE_PRIORS: Mapping[Key, tuple[float, float]] = {
+    ("eager_launch_s", "vllm"): (6e-6, 0.10),
+    ("sequence_host_s", "vllm 0.2"): (2e-4, 0.70), ("request_s", "vllm 0.2"): (0.01, 0.70),
+}  # fmt: skip
 
 
 def prior(key: Key) -> tuple[float, float]:
@@ -74,8 +83,9 @@ class FittedConstants:
 
     def of_engine(self, engine: str) -> ServingConstants:
         """Return the constants of an engine."""
+        names = (*ENGINE_CONSTANTS, *EARLIER_RELEASES.get(engine, ()))
         return ServingConstants(
-            **{name: self.values[name, engine if name in ENGINE_CONSTANTS else None] for name in CONSTANT_NAMES}
+            **{name: self.values[name, engine if name in names else None] for name in CONSTANT_NAMES}
         )
 
 
@@ -118,17 +128,24 @@ class RowTable:
         """Return the residuals of all rows under constants."""
         tpot, ttft, fill = (np.zeros(len(self.rows)) for _ in range(3))
         for stack in self.stacks:
-            engine_constants = constants.of_engine(stack.engine.name)
+            engine_constants = constants.of_engine(stack.engine.constants_name)
             state = stack.solve(engine_constants)
             tpot[stack.index], ttft[stack.index] = state.tpot_s, state.ttft_s
             fill[stack.index] = stack.present / np.maximum(state.running, 1e-9)
         return RowPredictions(tpot=np.log(tpot / self.tpot_s), ttft=np.log(ttft / self.ttft_s), fill=fill)
 
 
+def fitted_rows() -> tuple[ServingRow, ...]:
+    """Return the rows that constants are fitted to: published loads, and single batches that were computed at once."""
+    return (*published_serving_rows(), *(row.serving_row for row in published_batch_rows() if row.is_whole))
+
+
 def row_weight(row: ServingRow) -> float:
-    """Return the weight of a row in the fit: less of one lab's rows whose concurrency was not reached, none of a row that no
-    chip's
-    compute allows (13.7 ms a token beside inputs that alone take 100 ms)."""
+    """Return the weight of a row in the fit: less of one lab's rows whose concurrency was not reached, and of single batches on
+    eight pairs of a model and a node; none of a row that no chip's compute allows (13.7 ms a token beside inputs that alone take
+    100 ms)."""
+    if row.source == BATCH_SOURCE:
+        return 0.3
     if row.engine == "trtllm" and row.release == "1.3.0rc5":
         return 0.0
     return 0.3 if row.model == "llama-3.1-8b" and row.engine == "vllm" else 1.0
@@ -200,9 +217,10 @@ def fit_constants(
 
 def constant_keys() -> tuple[Key, ...]:
     """Return the constants that are searched: those of all engines, and those of each."""
-    engines = ("vllm", "sglang", "trtllm")
+    engines = ("vllm", "sglang", "trtllm", *EARLIER_RELEASES)
     shared: list[Key] = [(name, None) for name in CONSTANT_NAMES if name not in ENGINE_CONSTANTS]
-    return (*shared, *((name, engine) for name in ENGINE_CONSTANTS for engine in engines))
+    earlier: list[Key] = [(name, release) for release, names in EARLIER_RELEASES.items() for name in names]
+    return (*shared, *((name, engine) for name in ENGINE_CONSTANTS for engine in engines), *earlier)
 
 
 def _minimise(start: FittedConstants, keys: Sequence[Key], residuals: Any, max_steps: int) -> FittedConstants:

@@ -11,7 +11,6 @@ with copies of attention.
 from __future__ import annotations
 
 import csv
-import io
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,12 +19,15 @@ from importlib import resources
 from typing import Any
 
 from shardwise.hardware import Cluster, load_cluster
+from shardwise.measure.serving.package_rows import read_package_rows
 from shardwise.model import Architecture, load_model, model_names
 from shardwise.serve import BatchLimits, ServingFormats, ServingLayout, ServingProblem, Workload
+from shardwise.serve.engines import ServingEngine, get_serving_engine
 from shardwise.values import InputError
 
 ROWS_FILE, MODELS_FILE = "serving_rows.csv", "models.toml"
 DEVICES = 8  # of the nodes that were measured
+WAVES = 10.0  # requests of a run for each that is in the system (InferenceX: num-prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class ServingRow:
     concurrency: float
     admission_passes: int
     max_batched_tokens: int | None
+    waves: float
     ttft_s: float
     tpot_s: float
     source: str
@@ -71,6 +74,16 @@ class ServingRow:
         return self.release or self.measured[:7]
 
     @property
+    def serving_engine(self) -> ServingEngine:
+        """The engine as its release had it, without the factors of single releases."""
+        return get_serving_engine(self.engine).at_release(self.release_name)
+
+    @property
+    def constants_name(self) -> str:
+        """Name of the constants that the row is priced with: the engine's, or those of an early release of it."""
+        return self.serving_engine.constants_name
+
+    @property
     def expert_or_weight_format(self) -> str:
         """Format of the experts, or of the weights of a dense model."""
         formats = self.formats
@@ -78,12 +91,15 @@ class ServingRow:
 
     @property
     def problem(self) -> ServingProblem:
-        """The problem of the row, at the engine's newest release."""
+        """The problem of the row, at the engine's newest release, or at an early one that has constants of its own."""
+        engine = self.serving_engine
         return ServingProblem(
             architecture=row_architecture(self.model), cluster=row_cluster(self.chip), engine=self.engine,
+            release=None if engine.constants_name == engine.name else engine.release,
             formats=self.formats,
             workload=Workload(
-                isl=self.mean_isl, osl=self.mean_osl, concurrency=self.concurrency, length_spread=self.length_spread
+                isl=self.mean_isl, osl=self.mean_osl, concurrency=self.concurrency, length_spread=self.length_spread,
+                waves=self.waves,
             ),
             batch_limits=BatchLimits(
                 mtp_tokens=self.mtp_tokens, admission_passes=self.admission_passes,
@@ -125,8 +141,7 @@ def published_serving_rows() -> tuple[ServingRow, ...]:
     >>> len(rows), sorted({row.engine for row in rows})
     (1806, ['sglang', 'trtllm', 'vllm'])
     """
-    text = resources.files(__package__ or "").joinpath(ROWS_FILE).read_text(encoding="utf-8")
-    return tuple(_parse_rows(csv.DictReader(io.StringIO(text)), ROWS_FILE))
+    return tuple(_parse_rows(read_package_rows(ROWS_FILE), ROWS_FILE))
 
 
 def read_serving_rows(path: str) -> tuple[ServingRow, ...]:
@@ -153,6 +168,7 @@ def _parse_row(row: dict[str, str]) -> ServingRow:
         mtp_tokens=int(row["mtp_tokens"] or 0), isl=int(row["isl"]), osl=int(row["osl"]),
         length_share=float(row["length_share"] or 1.0), concurrency=float(row["concurrency"]),
         admission_passes=int(row["admission_passes"] or 1),
-        max_batched_tokens=int(row["max_batched_tokens"]) if row["max_batched_tokens"] else None, ttft_s=float(row["ttft_s"]),
+        max_batched_tokens=int(row["max_batched_tokens"]) if row["max_batched_tokens"] else None,
+        waves=WAVES, ttft_s=float(row["ttft_s"]),
         tpot_s=float(row["tpot_s"]), source=row["source"],
     )  # fmt: skip

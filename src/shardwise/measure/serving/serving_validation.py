@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.measure.serving.batch_rows import SOURCE as BATCH_SOURCE
 from shardwise.measure.serving.fitted_constants import fit_everything, nested_deviations
 from shardwise.measure.serving.pool_validation import PoolValidation, validate_pool_rows
 from shardwise.measure.serving.serving_errors import ServingErrors
-from shardwise.measure.serving.serving_fit import FoldPredictions, RowTable
-from shardwise.measure.serving.serving_rows import ServingRow, published_serving_rows, row_architecture
+from shardwise.measure.serving.serving_fit import FoldPredictions, RowTable, fitted_rows
+from shardwise.measure.serving.serving_rows import ServingRow, row_architecture
+from shardwise.measure.serving.throughput_validation import ThroughputValidation, validate_throughput_rows
 from shardwise.serve.steady_state import INTERVAL_DEVIATIONS, latency_within
 from shardwise.values import Payload, Progress, ignore_progress
 
@@ -27,7 +29,7 @@ CLASSES = ("engine", "chip", "model", "source", "kind")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFold(Payload):
-    """Errors with all rows of a family, a chip, an engine or a source left out in turn (`fold`)."""
+    """Errors with all rows of a family, a chip, an engine or a source left out in turn (`fold`; "none": with none)."""
 
     fold: str
     tpot: ServingErrors
@@ -61,51 +63,63 @@ class ServingChoice(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingValidation(Payload):
-    """Predictions of the published serving rows, by the package's constants (`fitted`) and with rows left out; of those whose
-    prefill and decode part in `pools`."""
+    """Predictions of the published serving rows, by the package's constants (`fitted`) and with rows left out.
+
+    `batches` are the folds of `num_batches` single batches (Splitwise's), which are fitted too: TPOT is that of a token, TTFT the
+    time of all inputs. `pools` are rows whose prefill and decode part, `throughput` is of a table that no constant is fitted to.
+    """
 
     SCHEMA = "shardwise.validate.serving/1"
     num_rows: int
     fitted: ServingFold
     folds: Sequence[ServingFold]
+    num_batches: int
+    batches: Sequence[ServingFold]
     coverage: Sequence[ServingCoverage]
     choices: Sequence[ServingChoice]
     pools: PoolValidation
+    throughput: ThroughputValidation
 
 
 def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValidation:
     """Return errors, coverage and picks of the published serving rows."""
     progress("serving rows: one table of all")
-    table = RowTable.of(published_serving_rows())
+    table = RowTable.of(fitted_rows())
     progress("serving rows: constants without each family, chip, engine and source")
     fitted, folds = fit_everything(table)
-    known_tpot, known_ttft = np.zeros(len(table.rows)), np.zeros(len(table.rows))
+    is_batch = np.array([row.source == BATCH_SOURCE for row in table.rows])
+    residuals = {"none": _shipped_residuals(table)} | {name: (fold.tpot, fold.ttft) for name, fold in folds.items()}
+    of_loads, of_batches = (
+        {
+            name: ServingFold(fold=name, tpot=ServingErrors.of(tpot[rows]), ttft=ServingErrors.of(ttft[rows]))
+            for name, (tpot, ttft) in residuals.items()
+        }
+        for rows in (~is_batch, is_batch)
+    )
+    family = folds["family"]
+    spreads = nested_deviations(table, family, fitted, "tpot"), nested_deviations(table, family, fitted, "ttft")
+    return ServingValidation(
+        num_rows=int((~is_batch).sum()), fitted=of_loads["none"], folds=[of_loads[name] for name in folds],
+        num_batches=int(is_batch.sum()), batches=list(of_batches.values()), coverage=_coverage(table, family, spreads),
+        choices=[_choose(table, family, spreads[0], limit_s) for limit_s in TPOT_LIMITS_S],
+        pools=validate_pool_rows(), throughput=validate_throughput_rows(),
+    )  # fmt: skip
+
+
+def _shipped_residuals(table: RowTable) -> tuple[Array, Array]:
+    """Return logarithms of predictions by the package's constants over measurements, of TPOT and TTFT."""
+    tpot_s, ttft_s = np.zeros(len(table.rows)), np.zeros(len(table.rows))
     for stack in table.stacks:
         factors = [
-            replace(stack.engine, release=row.release_name).release_factor(row.chip, row.expert_or_weight_format)
+            row.serving_engine.release_factor(row.chip, row.expert_or_weight_format)
             for row in (table.rows[position] for position in stack.index)
         ]
         state = stack.solve(
             stack.engine.constants, np.array([f.pass_factor for f in factors]),
             np.array([f.first_token_factor for f in factors]),
         )  # fmt: skip
-        known_tpot[stack.index], known_ttft[stack.index] = state.tpot_s, state.ttft_s
-    family = folds["family"]
-    spreads = nested_deviations(table, family, fitted, "tpot"), nested_deviations(table, family, fitted, "ttft")
-    return ServingValidation(
-        num_rows=len(table.rows),
-        fitted=ServingFold(
-            fold="none", tpot=ServingErrors.of(np.log(known_tpot / table.tpot_s)),
-            ttft=ServingErrors.of(np.log(known_ttft / table.ttft_s)),
-        ),
-        folds=[
-            ServingFold(fold=name, tpot=ServingErrors.of(fold.tpot), ttft=ServingErrors.of(fold.ttft))
-            for name, fold in folds.items()
-        ],
-        coverage=_coverage(table, family, spreads),
-        choices=[_choose(table, family, spreads[0], limit_s) for limit_s in TPOT_LIMITS_S],
-        pools=validate_pool_rows(),
-    )  # fmt: skip
+        tpot_s[stack.index], ttft_s[stack.index] = state.tpot_s, state.ttft_s
+    return np.log(tpot_s / table.tpot_s), np.log(ttft_s / table.ttft_s)
 
 
 def row_class(row: ServingRow, key: str) -> str:
@@ -148,6 +162,8 @@ def _choose(table: RowTable, fold: FoldPredictions, spread: Array, limit_s: floa
     num_groups = num_broken = num_without_pick = 0
     regrets = []
     for rows in alike_rows(table.rows).values():
+        if table.rows[rows[0]].source == BATCH_SOURCE:  # batches are no loads that one chooses among
+            continue
         feasible = table.tpot_s[rows] <= limit_s
         if len(rows) < FEWEST_CONFIGURATIONS or not feasible.any():
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.present.rendering.numbers import seconds, share, significant
@@ -11,7 +12,7 @@ from shardwise.values import pluralize
 if TYPE_CHECKING:
     from shardwise.measure import CalibratedServing
     from shardwise.measure.serving.serving_errors import ServingErrors
-    from shardwise.measure.serving.serving_validation import ServingValidation
+    from shardwise.measure.serving.serving_validation import ServingFold, ServingValidation
 
 LEFT_OUT = {"none": "nothing left out", "family": "model family left out", "chip": "chip left out", "engine": "engine left out",
             "source": "source left out"}  # fmt: skip
@@ -54,11 +55,7 @@ def serving_calibration_report(calibrated: CalibratedServing) -> Report:
 def serving_accuracy_report(validation: ServingValidation) -> Report:
     """Report errors of TPOT and TTFT by fold, coverage of the intervals by class, and picks under limits."""
     folds = [("fitted", validation.fitted), *((f"folds.{i}", fold) for i, fold in enumerate(validation.folds))]
-    errors: list[Row] = [("", "TPOT", "mean", "90%", "TTFT", "mean", "90%")]
-    errors += [
-        (LEFT_OUT[fold.fold], *_errors(fold.tpot, f"{path}.tpot"), *_errors(fold.ttft, f"{path}.ttft"))
-        for path, fold in folds
-    ]
+    batches = [(f"batches.{i}", fold) for i, fold in enumerate(validation.batches)]
     coverage: list[Row] = [("", "rows", "TPOT", "TTFT")]
     coverage += [
         (
@@ -89,8 +86,20 @@ def serving_accuracy_report(validation: ServingValidation) -> Report:
             share(pools.ttft_coverage, "pools.ttft_coverage"), "", "",
         ),
     ]  # fmt: skip
+    table = validation.throughput
+    throughput: list[Row] = [("", "median", "mean", "90%", "too high")]
+    throughput += [
+        (
+            f"{table.errors.num_rows} rows of TensorRT-LLM's table", *_errors(table.errors, "throughput.errors"),
+            share(table.too_high, "throughput.too_high"),
+        )
+    ]  # fmt: skip
     return [
-        Section([head, Table(rows=tuple(errors), right=range(1, 7))]),
+        Section([head, _fold_table(folds)]),
+        Section(
+            [_fold_table(batches)],
+            title=f"{validation.num_batches} single batches (Splitwise): a token, and all inputs until their first tokens",
+        ),
         Section(
             [Table(rows=tuple(coverage), right=range(1, 4))], title="share inside 90% intervals, model family left out"
         ),
@@ -102,7 +111,21 @@ def serving_accuracy_report(validation: ServingValidation) -> Report:
             title="picks under a limit on TPOT, model family left out",
         ),
         Section([Table(rows=tuple(pool_errors), right=range(1, 7))], title="prefill and decode in pools of their own"),
+        Section(
+            [Table(rows=tuple(throughput), right=range(1, 5))],
+            title="output tokens/s per device at saturation, in no fit",
+        ),
     ]
+
+
+def _fold_table(folds: Sequence[tuple[str, ServingFold]]) -> Table:
+    """Return the errors of folds, each with its path in the payload."""
+    rows: list[Row] = [("", "TPOT", "mean", "90%", "TTFT", "mean", "90%")]
+    rows += [
+        (LEFT_OUT[fold.fold], *_errors(fold.tpot, f"{path}.tpot"), *_errors(fold.ttft, f"{path}.ttft"))
+        for path, fold in folds
+    ]
+    return Table(rows=tuple(rows), right=range(1, 7))
 
 
 def _errors(errors: ServingErrors, path: str) -> tuple[Number, Number, Number]:
