@@ -55,6 +55,10 @@ def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsy
     slower = json.loads(run(capsys, path, "--contention", "1.3", "--json"))
     assert slower["contention"] == 1.3
     assert slower["step_time_s"] > listed["step_time_s"]
+    published = json.loads(run(capsys, path, "--contention", "published", "--json"))
+    assert published["contention"] == published["published_contention"]["factor"] == 1.189
+    assert "2507.03114, abstract); not simulated" in run(capsys, path)
+    assert "2507.03114, abstract); simulated as 1.19" in run(capsys, path, "--contention", "published")
 
 
 def test_why_the_simulated_step_is_not_the_printed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

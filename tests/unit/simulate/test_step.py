@@ -18,7 +18,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.critical_path import critical_passes
 from shardwise.price.simulation.result import Simulation, simulate
 from shardwise.price.simulation.simulated_step import StepSimulator, simulate_step
-from shardwise.price.simulation.stage_passes import PassLists, _delay_scatter_waits
+from shardwise.price.simulation.stage_passes import PassLists, StagePass, _delay_scatter_waits
 from shardwise.price.simulation.streams import (
     StartTransfer,
     TimedKernel,
@@ -27,7 +27,7 @@ from shardwise.price.simulation.streams import (
     play_streams,
     started_transfers,
 )
-from shardwise.step.instructions import GRADIENT
+from shardwise.step.instructions import GATHER, GRADIENT
 from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.errors import InputError
 
@@ -140,7 +140,7 @@ def test_gradients_once_per_step_leave_beside_the_last_pass_alone() -> None:
 def test_reduced_after_the_backward_pass_nothing_hides() -> None:
     simulator = StepSimulator(pricing_of("dp=16"), "list", 1.0)
     lists = PassLists(simulator.works, reduces_after=True)
-    works = lists.engine_order(simulator.stages[0], "B", last=True)
+    works = lists.engine_order(StagePass(simulator.stages[0], "B", last=True))
     last_kernel = max(n for n, one in enumerate(works) if isinstance(one, TimedKernel))
     sent = [one.transfer.unit for one in works[last_kernel + 1 :] if isinstance(one, StartTransfer)]
     assert (sent.count("head"), sent.count("block"), sent.count("embedding")) == (2, 32, 1)
@@ -221,6 +221,37 @@ def test_contention_makes_what_runs_beside_traffic_slower() -> None:
     assert 0.0 < more < 0.2 * moved + 1e-9
 
 
+@pytest.mark.parametrize("layout", ["fsdp=8", "tp=2 fsdp=4", "dp=8", "fsdp=4 pp=2 zero_stage=1"])
+@pytest.mark.parametrize("overlap", ["sum", "list"])
+def test_a_short_last_micro_batch_is_played_as_short(layout: str, overlap: str) -> None:
+    """Replicas of 12 sequences in micro-batches of 8: `train` computes 8, then 4, its last passes in half of the time; megatron's
+    are all alike. Without a pipeline, kernels take the estimate's time."""
+    steps = {}
+    for stack in ("shardwise", "megatron"):
+        degrees = Layout.parse(layout)
+        job = Job(global_batch_tokens=12 * 1024 * degrees.num_replicas, seq_len=1024, overlap="sum", loss=None)
+        problem = Problem(load_model("llama-3.2-1b"), load_cluster("h100:8", stack=stack), job)
+        steps[stack] = simulate(problem, Layout.parse(f"{layout} micro_batch_seqs=8"), overlap=overlap)
+    short, full = steps["shardwise"], steps["megatron"]
+    forwards = [played for slot, played, _, _ in short.step.slots(0) if slot[0].kind == "F"]
+    assert forwards[-1].computed["forward"] == pytest.approx(0.5 * forwards[0].computed["forward"])
+    plain = [played for slot, played, _, _ in full.step.slots(0) if slot[0].kind == "F"]
+    assert plain[-1].computed["forward"] == pytest.approx(plain[0].computed["forward"])
+    if "pp" not in layout:
+        kernels = ("forward", "backward", "optimizer")
+        assert [short.time[term] for term in kernels] == pytest.approx([short.estimate.time[term] for term in kernels])
+    if overlap == "list":
+        gathers = [
+            [
+                event.end - event.start
+                for event in played.events
+                if isinstance(event.work, Transfer) and event.work.role == GATHER
+            ]
+            for played in (forwards[0], forwards[-1])
+        ]
+        assert gathers[0] == pytest.approx(gathers[1]), "weights are gathered in full"
+
+
 def test_a_dualpipe_pair_runs_both_passes_at_once() -> None:
     found = simulation("fsdp=4 pp=4 zero_stage=1 schedule=dualpipe").step
     pairs = [played for slot, played, _, _ in found.slots(0) if len(slot) == 2]
@@ -253,7 +284,7 @@ def test_what_cannot_be_simulated_is_said() -> None:
 def test_each_unit_s_work_is_a_pass_of_its_own() -> None:
     """Repeated layers have transfers of their own, so that none waits for another's."""
     simulator = StepSimulator(pricing_of("fsdp=16"), "list", 1.0)
-    every = list(started_transfers(simulator.lists.engine_order(simulator.stages[0], "F", last=False)))
+    every = list(started_transfers(simulator.lists.engine_order(StagePass(simulator.stages[0], "F"))))
     assert len(every) == len({*map(id, every)}) == 35
 
 

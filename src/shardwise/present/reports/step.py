@@ -11,6 +11,7 @@ from shardwise.present.rendering.numbers import num_bytes, percent, seconds
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
 from shardwise.present.reports.wording import overlap_text, tensor_names
 from shardwise.price import Simulation
+from shardwise.price.simulation.contention import NO_CONTENTION
 from shardwise.price.simulation.critical_path import CriticalPart, critical_passes
 from shardwise.price.simulation.result import split_by_rank
 from shardwise.price.simulation.stage_passes import LIST
@@ -51,6 +52,8 @@ def simulation_report(simulation: Simulation) -> Report:
             )
         ),
     ]  # fmt: skip
+    if pricing.cluster.num_devices > 1:
+        head.append(_contention_text(simulation))
     if simulation.difference:
         head[1:1] = [f"  {simulation.difference}", PRINTED]
     if pricing.layout.pp > 1:
@@ -60,6 +63,20 @@ def simulation_report(simulation: Simulation) -> Report:
     title = f"{pricing.architecture.name}: {pricing.layout}"
     sections = [Section(head, title=title), Section([_term_table(simulation)]), path]
     return [*sections, _rank_section(simulation)] if pricing.layout.pp > 1 else sections
+
+
+def _contention_text(simulation: Simulation) -> str:
+    """Return what is known of kernels beside traffic on the chip, and what the step has of it."""
+    cluster, published = simulation.step.pricing.cluster, simulation.published_contention
+    played = f"simulated as {simulation.step.contention:.3g}"
+    if simulation.step.contention == NO_CONTENTION:
+        is_fitted = cluster.calibration is not None
+        played = "not simulated" + ", as constants fitted to whole steps have it in them" * is_fitted
+    if published is None:
+        return f"  contention of kernels and traffic: unknown for {cluster.chip.name} (no published figure); {played}"
+    highest = f", at most {published.highest:g}" if published.highest else ""
+    slowdown = f"{published.factor:.3g} times as long on {cluster.chip.name}{highest} ({published.source})"
+    return f"  contention of kernels and traffic: {slowdown}; {played}"
 
 
 def _term_table(simulation: Simulation) -> Table:

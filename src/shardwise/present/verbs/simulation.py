@@ -10,7 +10,7 @@ from shardwise.present import charts
 from shardwise.present.arguments import PlanOrFile, read_plan
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, verb
-from shardwise.values import argument_label, parse_at_least
+from shardwise.price.simulation.contention import parse_contention
 
 if TYPE_CHECKING:
     from shardwise.price import Simulation
@@ -63,7 +63,8 @@ def simulation(
         float | str,
         Argument(
             flag="--contention", group="plan", metavar="X",
-            help="how many times as long a kernel takes beside traffic (default: 1, no contention)",
+            help="how many times as long a kernel takes beside traffic, or published: what is known of the chip (default: 1, as "
+            "constants fitted to whole steps have their contention in them)",
         ),
     ] = 1.0,
 ) -> Simulation:  # fmt: skip
@@ -71,8 +72,8 @@ def simulation(
 
     `plan` is a `Plan` or its file. `overlap`: "list", where every collective starts and is waited for where the instruction list
     says; "sum", "max" or "per_axis", the conventions of an estimate; "none", where every collective is waited for at once.
-    `contention`: how many times as long a kernel takes while a transfer runs. Raises `InputError` for a file that is no plan, an
-    unknown overlap and a contention below 1.
+    `contention`: how many times as long a kernel takes while a transfer runs, or "published" for the figure of the chip. Raises
+    `InputError` for a file that is no plan, an unknown overlap, a contention below 1 and a chip without a published one.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("llama-3-8b", "h100:8", overlap="sum", global_batch_tokens="512Ki", seq_len=4096)
@@ -85,7 +86,7 @@ def simulation(
     loaded = read_plan(plan)
     return price.simulate(
         loaded.problem, loaded.layout, overlap=overlap,
-        contention=parse_at_least(contention, label=argument_label("contention"), minimum=1.0), estimate=loaded.estimate,
+        contention=parse_contention(contention, loaded.problem.cluster.chip.catalog_name), estimate=loaded.estimate,
     )  # fmt: skip
 
 

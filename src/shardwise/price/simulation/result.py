@@ -23,10 +23,11 @@ from shardwise.price.estimate import estimate as price_layout
 from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import Problem
+from shardwise.price.simulation.contention import CONTENTION_BY_CHIP, NO_CONTENTION, PublishedContention
 from shardwise.price.simulation.critical_path import CriticalPart, CriticalPass, critical_passes, find_critical_path
 from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_step
 from shardwise.price.simulation.stage_passes import LIST
-from shardwise.price.simulation.streams import CONTENTION, HOST, StreamTimeline
+from shardwise.price.simulation.streams import HOST, StreamTimeline
 from shardwise.price.simulation.unit_timings import VirtualStage
 from shardwise.values import (
     COMMUNICATION_TERMS,
@@ -181,6 +182,11 @@ class Simulation(Displayable):
         problem = Problem(pricing.architecture, pricing.cluster, pricing.job)
         return self.plan_estimate or price_layout(problem, pricing.layout)
 
+    @property
+    def published_contention(self) -> PublishedContention | None:
+        """What is published about kernels beside traffic on the chip; None where nothing is, so that it is not known."""
+        return CONTENTION_BY_CHIP.get(self.step.pricing.cluster.chip.catalog_name)
+
     @cached_property
     def difference(self) -> str:
         """Why the step differs from its estimate, in words; "" where the two are the same."""
@@ -240,7 +246,7 @@ class Simulation(Displayable):
 
 
 def simulate(
-    problem: Problem, layout: Layout, *, overlap: str = LIST, contention: float = CONTENTION,
+    problem: Problem, layout: Layout, *, overlap: str = LIST, contention: float = NO_CONTENTION,
     estimate: Estimate | None = None,
 ) -> Simulation:  # fmt: skip
     """Simulate a step of a layout.
@@ -306,15 +312,27 @@ class EstimateRecord(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContentionRecord(Payload):
+    """Published slowdown of kernels beside traffic on the chip: average and highest factor, what was measured, and its source."""
+
+    factor: float
+    highest: float | None
+    meaning: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRecord(Payload):
     """A step on simulated streams, with its estimate. `bubble` is the idle time over the rest of the step, `difference` says why
-    the step and the estimate differ."""
+    the step and the estimate differ. `contention`: how many times as long kernels take beside traffic; `published_contention`:
+    what is published about it for the chip, null where nothing is."""
 
     SCHEMA = "shardwise.simulation/2"
     model: ModelFacts
     layout: LayoutFacts
     overlap: str
     contention: float
+    published_contention: ContentionRecord | None
     step_time_s: float
     time: Mapping[str, float]
     exposed: Mapping[str, float]
@@ -331,8 +349,11 @@ class SimulationRecord(Payload):
     def of(cls, simulation: Simulation) -> SimulationRecord:
         """Return the record of a simulation."""
         step, pricing = simulation.step, simulation.step.pricing
+        published = simulation.published_contention
         return cls.from_attributes(
-            simulation, step, model=ModelFacts.of(pricing.architecture),
+            simulation, step,
+            published_contention=published and ContentionRecord.from_attributes(published),
+            model=ModelFacts.of(pricing.architecture),
             layout=LayoutFacts.of(pricing.layout, pricing.architecture, pricing.job, pricing.cluster.topology),
             critical_path=[
                 CriticalPartRecord(part=part, share=part.seconds / simulation.step_time_s) for part in simulation.critical_path

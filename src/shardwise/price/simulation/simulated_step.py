@@ -19,8 +19,9 @@ from shardwise.pipeline import BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action, 
 from shardwise.pipeline.clock import ScheduleClock, run_clock
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import HIDEABLE, HIDEABLE_TOGETHER
+from shardwise.price.simulation.contention import NO_CONTENTION
 from shardwise.price.simulation.stage_passes import LIST, OVERLAP_CHOICES, PassLists, StagePass
-from shardwise.price.simulation.streams import CONTENTION, StreamTimeline, TimedInstruction, Transfer, play_streams
+from shardwise.price.simulation.streams import StreamTimeline, TimedInstruction, Transfer, play_streams
 from shardwise.price.simulation.unit_timings import UnitTimings, VirtualStage, build_virtual_stages
 from shardwise.values import lookup, raise_problems
 
@@ -153,7 +154,7 @@ class RankTime:
     bubble_s: float
 
 
-def simulate_step(pricing: Pricing, overlap: str = LIST, contention: float = CONTENTION) -> SimulatedStep:
+def simulate_step(pricing: Pricing, overlap: str = LIST, contention: float = NO_CONTENTION) -> SimulatedStep:
     """Simulate a step of a layout that is legal; see `result.simulate`.
 
     Raises `InputError` for an unknown overlap, and for a contention below 1.
@@ -172,6 +173,7 @@ class StepSimulator:
         self.pricing, self.overlap, self.contention = pricing, overlap, contention
         layout = pricing.layout
         self.actions = build_actions(layout.schedule, layout.pp, pricing.num_micro_batches, layout.num_virtual_stages)
+        self.missing = float(pricing.missing_share)
         self.works = UnitTimings(pricing)
         self.lists = PassLists(self.works, reduces_after=pricing.pricer.rates.policy.reduction == "after")
         self.stages, self.rank_stages = build_virtual_stages(self.works, self.actions.placement)
@@ -200,15 +202,22 @@ class StepSimulator:
         steady: dict[tuple[str, int], StreamTimeline] = {}
         for slot in slots:
             action = slot[0]
-            if len(slot) > 1 or action in first or action in last:
+            if len(slot) > 1 or action in first or action in last or self.share_of(action) != 1.0:
                 yield self.play_passes(
-                    tuple(StagePass(self.stages[a.stage], a.kind, a in first, a in last) for a in slot)
+                    tuple(
+                        StagePass(self.stages[a.stage], a.kind, a in first, a in last, self.share_of(a)) for a in slot
+                    )
                 )
                 continue
             timeline = steady.get(action[:2])
             if timeline is None:
                 timeline = steady[action[:2]] = self.play_passes((StagePass(self.stages[action.stage], action.kind),))
             yield timeline
+
+    def share_of(self, action: Action) -> float:
+        """Return the sequences of a pass over those of a full micro-batch: the last one of a step may have fewer."""
+        is_last = action.micro_batch == self.actions.num_micro_batches - 1
+        return 1.0 - self.missing if is_last else 1.0
 
     def play_passes(self, passes: tuple[StagePass, ...]) -> StreamTimeline:
         if passes not in self.cache:
@@ -217,7 +226,7 @@ class StepSimulator:
 
     def pass_lists(self, passes: tuple[StagePass, ...]) -> list[list[TimedInstruction]]:
         if self.overlap == LIST:
-            return [self.lists.engine_order(stage, kind, last=last) for stage, kind, _, last in passes]
+            return [self.lists.engine_order(stage_pass) for stage_pass in passes]
         hideable = HIDEABLE if len(passes) == 1 else HIDEABLE_TOGETHER
         return [self.lists.convention_order(passes, self.overlap, hideable)]
 

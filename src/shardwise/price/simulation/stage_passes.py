@@ -43,12 +43,14 @@ OVERLAP_CHOICES = (LIST, *CONVENTION_STREAMS)
 
 
 class StagePass(NamedTuple):
-    """A pass through a stage; whether it is the rank's `first` forward pass, or the `last` that gives gradients."""
+    """A pass through a stage; whether it is the rank's `first` forward pass, or the `last` that gives gradients. `share` of a
+    full micro-batch's sequences, which a step's last one may have fewer of."""
 
     stage: VirtualStage
     kind: str
     first: bool = False
     last: bool = False
+    share: float = 1.0
 
 
 class PassLists:
@@ -57,16 +59,24 @@ class PassLists:
     def __init__(self, works: UnitTimings, *, reduces_after: bool) -> None:
         self.works, self.reduces_after = works, reduces_after
 
-    def engine_order(self, stage: VirtualStage, kind: str, *, last: bool) -> list[TimedInstruction]:
-        """Return a pass as an engine runs it; in the `last` one, collectives of the step start and are not waited for."""
-        units = self.units(stage, kind, last=last)
-        listed = beside_host_copy([*_delay_scatter_waits(_prefetch_gathers(units))], stage.host_s)
-        reductions = (*self.shard_reductions(stage), *self.late_reductions(stage)) if last else ()
+    def engine_order(self, stage_pass: StagePass) -> list[TimedInstruction]:
+        """Return a pass as an engine runs it; in the `last` one, collectives of the step start and are not waited for.
+
+        Weights are gathered, and gradients scattered, in full whatever the sequences of a micro-batch.
+        """
+        stage = stage_pass.stage
+        units = [
+            copy_with_new_transfers(works, stage_pass.share, full_roles=(GATHER, GRADIENT))
+            for works in self.units(stage, stage_pass.kind, last=stage_pass.last)
+        ]
+        listed = beside_host_copy([*_delay_scatter_waits(_prefetch_gathers(units))], stage.host_s * stage_pass.share)
+        reductions = (*self.shard_reductions(stage), *self.late_reductions(stage)) if stage_pass.last else ()
         return [*listed, *(start_transfer(replace(reduction)) for reduction in reductions)]
 
-    def units(self, stage: VirtualStage, kind: str, *, last: bool = False) -> list[list[TimedInstruction]]:
-        """Return the work of each unit, in the order of the pass; in the `last` one with what is reduced once per step."""
-        works_by_unit = []
+    def units(self, stage: VirtualStage, kind: str, *, last: bool = False) -> list[Sequence[TimedInstruction]]:
+        """Return the work of each unit with a full micro-batch, in the order of the pass; in the `last` one with what is reduced
+        once per step."""
+        works_by_unit: list[Sequence[TimedInstruction]] = []
         for unit in stage.units if kind == FORWARD else stage.units[::-1]:
             works, is_borrowed = self.works.unit_work(unit, kind), unit in stage.borrowed_units
             if is_borrowed and kind != FORWARD:
@@ -76,7 +86,7 @@ class PassLists:
         for unit in self.units_without_passes(stage) if kind != FORWARD else ():
             gradient_work = _with_roles(self.works.unit_work(unit, kind), (GATHER, GRADIENT))
             works_by_unit.append((*gradient_work, *(self.start_step_reductions(unit, ()) if last else ())))
-        return [copy_with_new_transfers(works) for works in works_by_unit]
+        return works_by_unit
 
     @staticmethod
     def units_without_passes(stage: VirtualStage) -> tuple[str, ...]:
@@ -123,16 +133,25 @@ class PassLists:
     def convention_order(
         self, passes: Sequence[StagePass], overlap: str, hideable: Container[str] = HIDEABLE
     ) -> list[TimedInstruction]:
-        """Order concurrent passes by an overlap convention: hideable communication beside the kernels, the rest after them."""
-        listed = [work for stage, kind, *_ in passes for works in self.units(stage, kind) for work in works]
-        transfers = (transfer for stage_pass in passes for transfer in self._convention_transfers(*stage_pass))
-        arranged = _arrange_by_convention([*listed, *map(start_transfer, transfers)], overlap, hideable)
-        return beside_host_copy(arranged, max(stage.host_s for stage, *_ in passes))
+        """Order concurrent passes by an overlap convention: hideable communication beside the kernels, the rest after them.
 
-    def _convention_transfers(self, stage: VirtualStage, kind: str, first: bool, last: bool) -> Iterator[Transfer]:
+        As in the estimate, all of a pass takes the share of its sequences.
+        """
+        listed = [
+            work
+            for stage_pass in passes
+            for works in self.units(stage_pass.stage, stage_pass.kind)
+            for work in copy_with_new_transfers(works, stage_pass.share)
+        ]
+        transfers = (transfer for stage_pass in passes for transfer in self._convention_transfers(stage_pass))
+        arranged = _arrange_by_convention([*listed, *map(start_transfer, transfers)], overlap, hideable)
+        return beside_host_copy(arranged, max(stage_pass.stage.host_s * stage_pass.share for stage_pass in passes))
+
+    def _convention_transfers(self, stage_pass: StagePass) -> Iterator[Transfer]:
         """Yield what a convention counts in a pass apart from the pass's own list."""
+        stage, kind, first, last, share = stage_pass
         sends = kind != BACKWARD_WEIGHT and self.works.pricing.layout.pp > 1
-        message_s = self.works.message_s() if sends else 0.0
+        message_s = self.works.message_s() * share if sends else 0.0
         if message_s:
             yield Transfer(seconds=message_s, axis="pp", unit="carry", name="send_recv x")
         for unit in stage.owned_units:

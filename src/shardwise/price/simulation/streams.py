@@ -8,11 +8,12 @@ keeps its own order, and the kernel that can start first is next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from shardwise.price.simulation.contention import NO_CONTENTION
 from shardwise.step import ACTIVATION, COMPUTE
 
 HOST = "host"  # the axis of copies to and from the host
@@ -81,26 +82,28 @@ def started_transfers(works: Iterable[TimedInstruction]) -> Iterator[Transfer]:
     return (work.transfer for work in works if isinstance(work, StartTransfer))
 
 
-def copy_with_new_transfers(works: Iterable[TimedInstruction]) -> list[TimedInstruction]:
-    """Return the same work for another occurrence, with transfers of its own."""
+def copy_with_new_transfers(
+    works: Iterable[TimedInstruction], share: float = 1.0, full_roles: Container[str] = ()
+) -> list[TimedInstruction]:
+    """Return the same work for another occurrence, with transfers of its own, in a share of the seconds; transfers of
+    `full_roles` take all of theirs."""
     copies: dict[Transfer, Transfer] = {}
     copied: list[TimedInstruction] = []
     for work in works:
         match work:
             case TimedKernel():
-                copied.append(work)
-            case StartTransfer():
-                copies[work.transfer] = replace(work.transfer)
-                copied.append(StartTransfer(copies[work.transfer], work.stream))
+                copied.append(replace(work, seconds=work.seconds * share) if share != 1.0 else work)
+            case StartTransfer(transfer, stream):
+                scale = 1.0 if transfer.role in full_roles else share
+                copies[transfer] = replace(
+                    transfer, seconds=transfer.seconds * scale, chunked_kernels_s=transfer.chunked_kernels_s * scale
+                )
+                copied.append(StartTransfer(copies[transfer], stream))
             case WaitTransfer():
                 copied.append(WaitTransfer(copies[work.transfer]))
     return copied
 
 
-# How many times as long a kernel takes while a transfer runs beside it: they share the memory's bandwidth and multiprocessors.
-# Source: none that holds for the chips of the catalogue, and no calibration of a stack has it: what published steps show is
-# traffic that is exposed and kernels that are slowed together (`exposed`). So it is 1, no contention; a caller may set another.
-CONTENTION = 1.0
 PASS_START = -1  # in place of an event's index: the start of the pass
 
 
@@ -151,8 +154,8 @@ class StreamTimeline:
         return events[::-1]
 
 
-def play_streams(lists: Sequence[Sequence[TimedInstruction]], contention: float = CONTENTION) -> StreamTimeline:
-    """Play lists of work on the streams of one rank, from 0 on. `contention`: see `CONTENTION`.
+def play_streams(lists: Sequence[Sequence[TimedInstruction]], contention: float = NO_CONTENTION) -> StreamTimeline:
+    """Play lists of work on the streams of one rank, from 0 on. `contention`: see `contention.py`.
 
     >>> send = Transfer(seconds=3.0, axis="tp", unit="block", name="all_gather")
     >>> kernels = [TimedKernel(seconds=s, unit="block", phase="forward", name="contract") for s in (2.0, 1.0)]
