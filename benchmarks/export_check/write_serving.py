@@ -4,7 +4,7 @@ PYTHONPATH=src:tests python benchmarks/export_check/write_serving.py ENGINE COUN
 
 Each folder has `expected.json` too: what the engine's own parser must find, derived from the deployment without the writer.
 Beside COUNT deployments that the engine runs, a quarter as many that it does not: the export must refuse each and name the
-nearest, which is written in its place. Where ENGINE is "kubernetes", all engines take turns.
+nearest, which is written in its place; and half as many of two pools. Where ENGINE is "kubernetes", all engines take turns.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from export.random_deployments import is_runnable, refused_deployments, runnable_deployments
+from export.random_deployments import is_runnable, refused_deployments, runnable_deployments, runnable_pools
 
+from shardwise.interop.launches.launch import cluster_machines
 from shardwise.interop.serving.engines import ENGINES, get_engine
+from shardwise.interop.serving.export_pools import export_pools, place_pools
 from shardwise.interop.serving.export_serving import describe_difference, export_serving, place_instances
 from shardwise.interop.serving.nearest_launch import nearest_launch
 from shardwise.interop.serving.serving_launch import launch_of_deployment
-from shardwise.serve import ServingDeployment
+from shardwise.serve import ServingDeployment, ServingLayout
 from shardwise.values import InputError
 
 
@@ -34,6 +36,9 @@ def main(name: str, count: str, folder: str) -> None:
             write_deployment(deployment, Path(folder, f"{engine}-{index:04}"))
         for index, deployment in enumerate(islice(nearest_deployments(engine), share // 4)):
             write_deployment(deployment, Path(folder, f"{engine}-nearest-{index:04}"))
+        if get_engine(engine).pools is not None:
+            for index, deployment in enumerate(islice(runnable_pools(engine, 9), share // 2)):
+                write_pools(deployment, Path(folder, f"{engine}-pools-{index:04}"))
 
 
 def write_deployment(deployment: ServingDeployment, place: Path) -> None:
@@ -49,6 +54,26 @@ def write_deployment(deployment: ServingDeployment, place: Path) -> None:
         "devices": nodes.devices * nodes.num_nodes, "starts": nodes.num_starts, "copies": nodes.replicas,
     }  # fmt: skip
     (place / "expected.json").write_text(json.dumps(expected, indent=2), encoding="utf-8")
+
+
+def write_pools(deployment: ServingDeployment, place: Path) -> None:
+    """Write the files of a deployment of two pools, and what a parser must find in those of each."""
+    engine = get_engine(deployment.problem.engine)
+    launches = {pool: launch_of_deployment(part, pool) for pool, part in deployment.pools.items()}
+    per_node = cluster_machines(deployment.problem.cluster).devices_per_node
+    places = place_pools(launches, per_node, deployment.problem.cluster.num_devices)
+    place.mkdir(parents=True, exist_ok=True)
+    for file, text in export_pools(deployment, engine).files.items():
+        (place / file).write_text(text, encoding="utf-8")
+    pools = {
+        pool: {
+            **expected_values(part), "checkpoint": launches[pool].checkpoint, "num_nodes": places[pool].num_nodes,
+            "devices": launches[pool].layout.devices_per_replica, "starts": launches[pool].layout.replicas, "copies": 1,
+            "pool": pool,
+        }
+        for pool, part in deployment.pools.items()
+    }  # fmt: skip
+    (place / "expected.json").write_text(json.dumps({"pools": pools}, indent=2), encoding="utf-8")
 
 
 def nearest_deployments(name: str) -> Iterator[ServingDeployment]:
@@ -74,6 +99,7 @@ def nearest_deployments(name: str) -> Iterator[ServingDeployment]:
 def expected_values(deployment: ServingDeployment) -> dict[str, object]:
     """Values that a parser must find, under names that no engine has."""
     problem, layout = deployment.problem, deployment.layout
+    assert isinstance(layout, ServingLayout)
     limits = problem.batch_limits
     return {
         "has_experts": problem.architecture.num_experts > 0, "tp": layout.tp, "attention_dp": layout.attention_dp,

@@ -131,7 +131,7 @@ FLAGS = {
     "precision": ["--help", "--json", "--plot"],
     "show": ["--against-transformers", "--chip", "--help", "--json", "--precision"],
     "explore": ["--at", "--help", "--host", "--json", "--no-browser", "--port", "--run", "--static"],
-    "export": ["--help", "--json", "--out", "--to"],
+    "export": ["--help", "--json", "--out", "--pools", "--to"],
     "figures": ["--help", "--json", "--out"],
     "rule": ["--help", "--json"],
     "completion": ["--help", "--json"],

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 JOB = "--batch-tokens 512Ki --seq-len 8192"
 PLAN = f"plan llama-3-8b h100:8 {JOB} --out plan.json"
+POOL = "sglang serve Qwen/Qwen3-8B --disaggregation-mode"
 LAUNCH = f"--launch {EXAMPLES}/calibrate/run/launch.sh --cluster h100:64"
 SMALL = (
     f"plan {EXAMPLES}/small-llama/config.json local:1 --batch-tokens 512 --seq-len 64 --precision fp32 --runnable "
@@ -66,6 +67,7 @@ SESSIONS = {
     "serve estimate llama-3-8b h100:2 --layout 'prefill: tp=1; decode: tp=1' --isl 1000 --osl 200 --concurrency 8":
         "shardwise.serving_pools/1",
     "serve read 'vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs 64' h100:2": "shardwise.serving-launch/1",
+    f"serve read '{POOL} prefill & {POOL} decode' h100:2": "shardwise.serving-pools-launch/1",
     "serve plan gpt-oss-20b h100:4 --isl 1000 --osl 200 --rate 5/s --ttft 2s --tpot 30ms":
         "shardwise.serving_plan/1",
     f"{PLAN} && instructions plan.json --pass forward --unit block":

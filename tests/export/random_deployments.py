@@ -6,15 +6,18 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from shardwise.hardware import Cluster, load_cluster
 from shardwise.interop.serving.engines import ENGINES
+from shardwise.interop.serving.export_pools import export_pools
 from shardwise.interop.serving.export_serving import place_instances
 from shardwise.interop.serving.serving_launch import launch_of_deployment
 from shardwise.model import hub_ids, load_model, model_names, num_params
 from shardwise.serve import (
     BatchLimits,
+    PooledLayout,
     ServingDeployment,
     ServingFormats,
     ServingLayout,
@@ -120,6 +123,50 @@ def is_runnable(deployment: ServingDeployment) -> bool:
 def runnable_deployments(engine: str, seed: int) -> Iterator[ServingDeployment]:
     """Deployments that an engine runs, without an end."""
     return filter(is_runnable, random_deployments(engine, seed))
+
+
+def random_pools(engine: str, seed: int) -> Iterator[ServingDeployment]:
+    """Deployments of two pools without an end, each made of two random ones of a model; an engine may run them or not."""
+    generator = random.Random(f"pools {engine} {seed}")
+    decode = {item.problem.architecture.name: item for item in islice(random_deployments(engine, seed + 1), 200)}
+    for prefill in random_deployments(engine, seed):
+        partner = decode.get(prefill.problem.architecture.name)
+        if partner is None:
+            continue
+        layouts = {"prefill": prefill.layout, "decode": partner.layout}
+        assert all(isinstance(layout, ServingLayout) for layout in layouts.values())
+        limits = replace(
+            partner.problem.batch_limits, mtp_tokens=prefill.problem.batch_limits.mtp_tokens,
+            acceptance=prefill.problem.batch_limits.acceptance,
+        )  # fmt: skip
+        try:
+            yield replace(
+                prefill, layout=PooledLayout(**layouts), problem=replace(prefill.problem, cluster=_cluster("h200:64")),
+                decode_limits=generator.choice((None, limits)),
+            )  # fmt: skip
+        except InputError:
+            continue  # more devices than the cluster has
+
+
+def runnable_pools(engine: str, seed: int) -> Iterator[ServingDeployment]:
+    """Deployments of two pools that an engine runs and whose instances lie on nodes of a cluster, without an end."""
+    return (deployment for deployment in random_pools(engine, seed) if _pools_problem(deployment) is None)
+
+
+def refused_pools(engine: str, seed: int) -> Iterator[ServingDeployment]:
+    """Deployments of two pools that an engine's rules exclude, without an end."""
+    return (
+        deployment for deployment in random_pools(engine, seed) if "cannot run" in str(_pools_problem(deployment))
+    )  # fmt: skip
+
+
+def _pools_problem(deployment: ServingDeployment) -> InputError | None:
+    """The reason that pools are not written."""
+    try:
+        export_pools(deployment, ENGINES[deployment.problem.engine])
+    except InputError as error:
+        return error
+    return None
 
 
 def refused_deployments(engine: str, seed: int) -> Iterator[ServingDeployment]:

@@ -79,11 +79,11 @@ def test_limits_and_formats_are_changed_too():
 )  # fmt: skip
 def test_a_pool_of_a_disaggregated_deployment_is_read_as_such(line, pool):
     priced = sw.serve_read(line, "h100:4")
-    assert priced.reading.pool == pool
+    assert priced.reading.launch.pool == pool
     assert (priced.estimate is None) == (pool is not None)
     if pool is not None:
         assert priced.verdict == "not known"
-        assert f"the {pool} pool of a disaggregated deployment, which is not priced" in priced.reason
+        assert f"the {pool} pool of a disaggregated deployment, which is not priced by itself" in priced.reason
         assert {field.name: field.value for field in priced.fields}["pool"] == pool
 
 

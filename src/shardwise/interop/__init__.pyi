@@ -13,9 +13,14 @@ from .read_launch import price_launch as price_launch
 from .read_launch import read_files as read_files
 from .serving.engines import ENGINES as ENGINES
 from .serving.engines import get_engine as get_engine
+from .serving.export_pools import export_pools as export_pools
 from .serving.export_serving import export_serving as export_serving
+from .serving.price_pools import PricedPools as PricedPools
+from .serving.price_pools import price_deployment as price_deployment
 from .serving.price_serving import PricedServing as PricedServing
 from .serving.price_serving import price_serving as price_serving
+from .serving.read_pools import ReadPools as ReadPools
+from .serving.read_pools import read_deployment as read_deployment
 from .serving.read_serving import COMMAND_LINE as COMMAND_LINE
 from .serving.read_serving import ReadServing as ReadServing
 from .serving.read_serving import read_serving as read_serving

@@ -64,7 +64,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "serve": (
         "search.serving.payloads:ServingEstimateRecord", "search.serving.payloads:ServingPlanRecord",
         "search.serving.payloads:PooledEstimateRecord",
-        "interop.serving.price_serving:ServingLaunchRecord",
+        "interop.serving.price_serving:ServingLaunchRecord", "interop.serving.price_pools:PooledLaunchRecord",
     ),
     "roofline": ("book_formulas.rooflines.payloads:KernelsRecord", "book_formulas.rooflines.payloads:BlockRecord"),
     "rule": ("book_formulas.named_rules:RuleRecord",),

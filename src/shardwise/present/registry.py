@@ -73,6 +73,9 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.interop:export_report", "interop.launches.export_launch:ExportRecord.of"
     ),
     "PricedLaunch": ResultFunctions("present.reports.interop:launch_report", "interop.read_launch:LaunchRecord.of"),
+    "PricedPools": ResultFunctions(
+        "present.reports.serving_launch:pooled_launch_report", "interop.serving.price_pools:PooledLaunchRecord.of"
+    ),
     "PricedServing": ResultFunctions(
         "present.reports.serving_launch:serving_launch_report", "interop.serving.price_serving:ServingLaunchRecord.of"
     ),

@@ -50,6 +50,7 @@ from .planner import plan_inputs as plan_inputs
 from .published_layouts import compare_published_runs as compare_published_runs
 from .published_layouts import describe_lead as describe_lead
 from .published_layouts import describe_runs as describe_runs
+from .serving.payloads import PooledFigures as PooledFigures
 from .serving.payloads import dump_serving_plan as dump_serving_plan
 from .serving.serving_plan import ServingPlan as ServingPlan
 from .serving.serving_plan import ServingPoint as ServingPoint

@@ -21,8 +21,9 @@ from shardwise.serve.estimate_parts import (
     prompt_pass_terms,
 )
 from shardwise.serve.kernel_seconds import ServingRates
-from shardwise.serve.legality import require_legal_serving_layout
+from shardwise.serve.legality import serving_layout_problems
 from shardwise.serve.memory import MemoryColumns, size_memory
+from shardwise.serve.pooled_layout import PooledLayout
 from shardwise.serve.serving_calibration import ServingCalibration
 from shardwise.serve.serving_constants import NEUTRAL, prediction_spreads
 from shardwise.serve.serving_estimate import ServingEstimate
@@ -103,20 +104,28 @@ class ServingModel:
         )  # fmt: skip
         return solve_steady_state(pricer, present, largest, requests)
 
-    def require_runnable(self, layouts: Sequence[ServingLayout]) -> None:
-        """Raise `InputError` for layouts that the model or the engine does not have, and for more devices than the cluster has,
-        over all of them."""
+    def require_runnable(self, layout: ServingLayout | PooledLayout) -> None:
+        """Raise `InputError` for a layout that the model or the engine does not have, or of more devices than the cluster has;
+        of pools, the pool is named."""
         problem = self.problem
-        for layout in layouts:
-            require_legal_serving_layout(problem.architecture, layout, problem.formats)
-        problems = [text for layout in layouts for text in self.engine.layout_problems(problem.architecture, layout)]
-        num_devices = sum(layout.num_devices for layout in layouts)
-        if num_devices > (available := problem.cluster.num_devices):
-            problems.append(
-                f"layout: {'; '.join(map(str, layouts))} takes {num_devices} devices; at most the {available} of "
-                f"{problem.cluster.name} are required"
-            )
+        pools = layout.pools if isinstance(layout, PooledLayout) else {"": layout}
+        problems = [
+            text.replace("layout: ", f"layout: {name}: ", 1) if name else text
+            for name, part in pools.items()
+            for text in self._layout_problems(part)
+        ]
+        if not problems and layout.num_devices > (available := problem.cluster.num_devices):
+            problems = [
+                f"layout: {layout} takes {layout.num_devices} devices; at most the {available} of {problem.cluster.name} are "
+                "required"
+            ]
         raise_problems(list(dict.fromkeys(problems)))
+
+    def _layout_problems(self, layout: ServingLayout) -> list[str]:
+        """Return what the model does not allow of a layout, or else what the engine does not have of it."""
+        architecture = self.problem.architecture
+        of_model = serving_layout_problems(architecture, layout, self.problem.formats)
+        return of_model or self.engine.layout_problems(architecture, layout)
 
     @property
     def spread_cells(self) -> tuple[Floats, Floats]:
@@ -197,7 +206,7 @@ def estimate_serving(problem: ServingProblem, layout: ServingLayout) -> ServingE
     (True, 'fits')
     """
     model = ServingModel.of(problem)
-    model.require_runnable([layout])
+    model.require_runnable(layout)
     tokens = model.limits.max_batched_tokens or model.engine.max_batched_tokens
     grid = _concurrency_grid(model, layout, tokens)
     concurrency, max_rate = _operating_point(model, grid)

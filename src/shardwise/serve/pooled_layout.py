@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.serve.serving_layout import ServingLayout
@@ -54,6 +55,11 @@ class PooledLayout:
         ]
         raise_problems(problems)
         return cls(**{name: ServingLayout.parse(texts[name], f"{label}: {name}") for name in POOLS})
+
+    @property
+    def pools(self) -> Mapping[str, ServingLayout]:
+        """Layouts of the pools by name."""
+        return {name: getattr(self, name) for name in POOLS}
 
     @property
     def num_devices(self) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from shardwise.serve.pooled_estimate import PooledEstimate, PoolFigures
 from shardwise.serve.pooled_layout import PooledLayout
 from shardwise.serve.resting_elements import request_elements
 from shardwise.serve.serving_layout import ServingLayout
-from shardwise.serve.serving_problem import ServingProblem
+from shardwise.serve.serving_problem import BatchLimits, ServingProblem
 from shardwise.serve.steady_state import PassPricer, queueing_seconds, server_seconds
 from shardwise.values import InputError
 from shardwise.values.errors import join_words
@@ -191,8 +191,10 @@ def transfer_seconds(model: ServingModel, layout: PooledLayout) -> tuple[float, 
     return float(moved_bytes) / (rate * model.engine.constants.link_share), float(moved_bytes)
 
 
-def estimate_pools(problem: ServingProblem, layout: PooledLayout) -> PooledEstimate:
-    """Return what two pools give under the problem's workload.
+def estimate_pools(
+    problem: ServingProblem, layout: PooledLayout, decode_limits: BatchLimits | None = None
+) -> PooledEstimate:
+    """Return what two pools give under the problem's workload; `decode_limits` are those of the decode pool, where it has others.
 
     Raises `InputError` for a layout that the model or the engine does not have, for more devices than the cluster has, and for a
     rate above what the pools serve.
@@ -208,8 +210,9 @@ def estimate_pools(problem: ServingProblem, layout: PooledLayout) -> PooledEstim
     ('prefill', True)
     """
     model = ServingModel.of(problem)
-    model.require_runnable([layout.prefill, layout.decode])
-    prefill, decode = PrefillPool.of(model, layout.prefill), DecodePool.of(model, layout.decode)
+    decode_model = model if decode_limits is None else ServingModel.of(replace(problem, batch_limits=decode_limits))
+    model.require_runnable(layout)
+    prefill, decode = PrefillPool.of(model, layout.prefill), DecodePool.of(decode_model, layout.decode)
     transfer_s, transfer_bytes = transfer_seconds(model, layout)
     state = _steady_state(model, prefill, decode, transfer_s)
     return _assemble(model, layout, (prefill, decode), state, transfer_bytes)

@@ -85,9 +85,9 @@ NEAREST_PINS = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())
 class ExportedLaunch:
     """A plan written for a target.
 
-    `files` are texts by name, and `command` starts them on each node. `not_expressible` are sentences about fields of the plan
-    that the target has no option for; `warnings` are what the user must set or know before the run. `folder` is where the files
-    were written, if they were.
+    `files` are texts by name, and `command` starts them on each node, or where `starts_on` says. `not_expressible` are sentences
+    about fields of the plan that the target has no option for; `warnings` are what the user must set or know before the run.
+    `folder` is where the files were written, if they were.
     """
 
     target: str
@@ -97,6 +97,7 @@ class ExportedLaunch:
     not_expressible: tuple[str, ...]
     warnings: tuple[str, ...]
     folder: str | None = None
+    starts_on: str = "each node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwise.interop.serving.engine_flags import FlagReader, FlagSyntax, ParsedWords
 from shardwise.interop.serving.serving_launch import ServingLaunch
@@ -61,6 +62,34 @@ class EngineOptions:
         self.unpriced[name] = effect
 
 
+class InstanceAddress(NamedTuple):
+    """Address of an instance of a pool, and its number among those that may share a node."""
+
+    url: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSyntax:
+    """How an engine runs prefill and decode on instances of their own.
+
+    `rules` yield what it cannot run of a pair of launches (prefill, decode). `router` are the words of the program that sends
+    requests to the instances, `package` what installs it, and `router_words` returns its words for the instances of both pools.
+    `settings` are the lines of the script of a pool before its command, by the pool and whether there are several nodes, and
+    `instance_words` what they add to the command; both for the instance in the variable INSTANCE. `pod_variables` are variables
+    of a pod, each by the field of Kubernetes that has its value.
+    """
+
+    rules: Callable[[ServingLaunch, ServingLaunch], Iterator[str]]
+    router: tuple[str, ...]
+    package: str
+    source: str
+    router_words: Callable[[Sequence[InstanceAddress], Sequence[InstanceAddress]], Sequence[str]]
+    instance_words: Callable[[str], Sequence[str]]
+    settings: Callable[[str, bool], str]
+    pod_variables: Mapping[str, str]
+
+
 # A rule that a launch breaks is a sentence: what was found, what the engine requires, and the nearest that it takes.
 Rule = Callable[[ServingLaunch], Iterator[str]]
 
@@ -73,7 +102,8 @@ class Engine:
     it, with the checkpoint behind them, and `config_flag` the flag of its file of options. `to_options` returns the options of a
     launch, `from_options` a launch from options. `rules` yield what it cannot run. `added` are options of a launch that follow
     from how it is started, not from a plan. `starts_copies` returns whether one start can hold all replicas.
-    `read_pool` returns "prefill" or "decode" for the options of one pool of a disaggregated deployment, by `pool_option`.
+    `pools` says how prefill and decode part (None: not known here), and `with_pool` returns options in which a launch that may be
+    either pool is the one that a router says.
 
     On several nodes, `node_options` are the words that the script on each node adds, `node_script` sets its variables,
     `node_prefix` stands before the command, and `group_words` are those of the leader and the workers of a LeaderWorkerSet.
@@ -104,8 +134,8 @@ class Engine:
     field_options: Mapping[str, tuple[str, ...]]  # options that each field of a launch is read from
     environment: str = ""  # beginning of the names of its variables
     model_flags: tuple[str, ...] = ()  # options that name the checkpoint
-    read_pool: Callable[[EngineOptions], str | None] = lambda reader: None
-    pool_option: str = ""
+    pools: PoolSyntax | None = None
+    with_pool: Callable[[Options, str], Options] = lambda options, pool: options
     file_counts_first: bool = False  # a value of the file of options counts before the command line's
 
     @property
@@ -181,7 +211,7 @@ class Engine:
     def origins(self, options: Options, checkpoint: str) -> Mapping[str, str]:
         """Return what each field of a launch is read from: options with their values, or the release's default."""
         return {
-            name: ", ".join(f"--{option} {options[option]}" for option in sources if option in options)
+            name: ", ".join(f"--{option} {_value_text(options[option])}" for option in sources if option in options)
             or f"default of {self.title} {self.version}"
             for name, sources in self.field_options.items()
         }
@@ -190,6 +220,10 @@ class Engine:
         """Return what an option changes without being priced: "model", "memory" or "time"; None if nothing."""
         option = self.options.get(name)
         return None if option is None else option.changes(value)
+
+
+def _value_text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
 def raise_read_problems(reader: EngineOptions) -> None:

@@ -238,9 +238,14 @@ def is_manifest(text: str) -> bool:
     return bool(re.search(r"^\s*apiVersion:", text, re.MULTILINE)) and bool(re.search(r"^\s*kind:", text, re.MULTILINE))
 
 
+def distinct_commands(commands: Sequence[EngineCommand]) -> list[EngineCommand]:
+    """Return commands without those that say the same as another one."""
+    return list({(command.engine, command.tokens): command for command in commands}.values())
+
+
 def require_single_command(commands: Sequence[EngineCommand], source: str) -> EngineCommand:
     """Return the only command that starts an engine; equal ones count once. Raises `InputError` for none, or for several."""
-    distinct = list({(command.engine, command.tokens): command for command in commands}.values())
+    distinct = distinct_commands(commands)
     if not distinct:
         raise InputError(
             f"{source}: no command starts an engine; `vllm serve`, `python -m sglang.launch_server`, `trtllm-serve` or a "

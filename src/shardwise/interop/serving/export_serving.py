@@ -21,6 +21,7 @@ from shardwise.interop.serving.nearest_launch import nearest_launch
 from shardwise.interop.serving.read_serving import read_serving
 from shardwise.interop.serving.serving_launch import ServingLaunch, launch_of_deployment
 from shardwise.interop.text_formats.config_trees import format_yaml
+from shardwise.model import Architecture
 from shardwise.serve import ServingDeployment
 from shardwise.values import InputError
 
@@ -46,8 +47,9 @@ def export_serving(deployment: ServingDeployment, engine: Engine) -> ExportedLau
     Raises `InputError` if the engine cannot run it, with each reason and the nearest deployment that it can.
     """
     launch = replace(launch_of_deployment(deployment), engine=engine.name)
-    _require_flags(engine, launch)
-    _require_runnable(engine, launch, deployment)
+    require_flags(engine, launch)
+    require_vendor(engine, deployment)
+    _require_runnable(engine, launch)
     nodes = place_instances(engine, launch, deployment)
     options = engine.to_options(replace(launch, layout=launch.layout.with_replicas(nodes.replicas)))
     files = _write_files(engine, launch, options, nodes, deployment)
@@ -79,7 +81,7 @@ def place_instances(engine: Engine, launch: ServingLaunch, deployment: ServingDe
     )
 
 
-def _require_flags(engine: Engine, launch: ServingLaunch) -> None:
+def require_flags(engine: Engine, launch: ServingLaunch) -> None:
     """Raise `InputError` for flags that the release does not have, and for those that fields of the deployment set."""
     engine.require_options(launch.flags)
     field_by_option = {option: field for field, options in engine.field_options.items() for option in options}
@@ -93,14 +95,18 @@ def _require_flags(engine: Engine, launch: ServingLaunch) -> None:
         raise InputError(*problems)
 
 
-def _require_runnable(engine: Engine, launch: ServingLaunch, deployment: ServingDeployment) -> None:
-    """Raise `InputError` if the engine cannot run a launch, with the nearest that it can."""
+def require_vendor(engine: Engine, deployment: ServingDeployment) -> None:
+    """Raise `InputError` for chips that launches of the engine are not written for."""
     vendor = deployment.problem.cluster.chip.vendor
     if vendor not in engine.vendors:
         raise InputError(
             f"{engine.title} {engine.version} cannot run this deployment",
             f"cluster: chips of {vendor}; chips of {' or '.join(engine.vendors)} are required for what is written here",
         )
+
+
+def _require_runnable(engine: Engine, launch: ServingLaunch) -> None:
+    """Raise `InputError` if the engine cannot run a launch, with the nearest that it can."""
     reasons = engine.violations(launch)
     if not reasons:
         return
@@ -139,11 +145,16 @@ def _write_files(
     flags = dict(launch.flags)
     if engine.file_counts_first:
         options, flags = {**options, **flags}, {}
-    config = f"# Options of {engine.title} {engine.version}.\n" + (format_yaml(options) if options else "{}\n")
+    config = config_text(engine, options)
     files = {SCRIPT_FILE: _script(engine, launch, flags, nodes), CONFIG_FILE: config}
     if engine.has_manifest(nodes.num_nodes):
         files[MANIFEST_FILE] = _manifest(engine, launch, options, flags, nodes, deployment, config)
     return {**files, README_FILE: _readme(engine, launch, nodes, deployment, list(files))}
+
+
+def config_text(engine: Engine, options: Mapping[str, Any]) -> str:
+    """Return the text of an engine's file of options."""
+    return f"# Options of {engine.title} {engine.version}.\n" + (format_yaml(options) if options else "{}\n")
 
 
 def _script(engine: Engine, launch: ServingLaunch, flags: Mapping[str, Any], nodes: InstanceNodes) -> str:
@@ -187,30 +198,45 @@ def _require_restored(
 ) -> list[str]:
     """Return what no option says; raise `InputError` for what reading the script or the manifest would lose."""
     written = {SCRIPT_FILE: launch.layout.with_replicas(nodes.replicas), MANIFEST_FILE: launch.layout}
-    notes, lost = [], []
+    notes: list[str] = []
+    lost: list[str] = []
     for name, layout in written.items():
         if name not in files:
             continue
         texts = {name: files[name], **({CONFIG_FILE: files[CONFIG_FILE]} if name == SCRIPT_FILE else {})}
-        checkpoint = identify_checkpoint(launch.checkpoint)
-        architecture = None if checkpoint.architecture else launch.architecture
-        restored = read_serving(texts, architecture=architecture).launch
-        for field, planned, read in replace(launch, layout=layout).differences(restored):
-            if field.startswith("formats.") and field != "formats.cache" and not checkpoint.says_format:
-                notes.append(
-                    f"{field} is {planned}: {engine.title} takes the formats from the checkpoint's config.json"
-                )
-            else:
-                lost.append(
-                    f"{field} is {_text(planned)}, which {engine.title} has no option for; there it is {_text(read)}"
-                )
-    if lost:
-        raise InputError(f"{engine.title} {engine.version} cannot run this deployment", *dict.fromkeys(lost))
+        restored = read_serving(texts, architecture=named_architecture(launch)).launch
+        sort_differences(engine, replace(launch, layout=layout), restored, notes, lost)
+    raise_lost(engine, lost)
+    return list(dict.fromkeys(notes))
+
+
+def named_architecture(launch: ServingLaunch) -> Architecture | None:
+    """Return the model of a launch whose checkpoint's name does not say it; None where it does."""
+    return None if identify_checkpoint(launch.checkpoint).architecture else launch.architecture
+
+
+def sort_differences(
+    engine: Engine, launch: ServingLaunch, restored: ServingLaunch, notes: list[str], lost: list[str]
+) -> None:
+    """Add what a launch that was read back has not: to `notes` if no option says it, else to `lost`."""
+    says_format = identify_checkpoint(launch.checkpoint).says_format
+    for field, planned, read in launch.differences(restored):
+        if field.startswith("formats.") and field != "formats.cache" and not says_format:
+            notes.append(f"{field} is {planned}: {engine.title} takes the formats from the checkpoint's config.json")
+        else:
+            lost.append(
+                f"{field} is {_text(planned)}, which {engine.title} has no option for; there it is {_text(read)}"
+            )
     if launch.batch_limits.acceptance and launch.batch_limits.mtp_tokens:
         notes.append(
             f"batch_limits.acceptance is {launch.batch_limits.acceptance:g}: measured in a run, no option sets it"
         )
-    return list(dict.fromkeys(notes))
+
+
+def raise_lost(engine: Engine, lost: Sequence[str]) -> None:
+    """Raise `InputError` with what the engine has no option for, if anything."""
+    if lost:
+        raise InputError(f"{engine.title} {engine.version} cannot run this deployment", *dict.fromkeys(lost))
 
 
 def _text(value: Any) -> str:
@@ -222,11 +248,7 @@ def _warnings(
     engine: Engine, launch: ServingLaunch, nodes: InstanceNodes, deployment: ServingDeployment
 ) -> Iterator[str]:
     """Yield what the user has to do or to know before the start."""
-    if is_folder_name(launch.checkpoint):
-        yield (
-            f"no published checkpoint of {deployment.problem.architecture.name} in {launch.formats} is known here: put one in "
-            f"{launch.checkpoint}, or name it in the deployment"
-        )
+    yield from checkpoint_warnings(launch, deployment)
     if nodes.num_nodes > 1 and engine.node_options(nodes.num_nodes):
         yield f"start {SCRIPT_FILE} on each of the {nodes.num_nodes} nodes of an instance, with HEAD_NODE and NODE_RANK set"
     if nodes.num_starts > 1:
@@ -234,21 +256,19 @@ def _warnings(
         yield f"{nodes.num_starts} instances: {SCRIPT_FILE} starts one of them{manifest}"
 
 
+def checkpoint_warnings(launch: ServingLaunch, deployment: ServingDeployment) -> Iterator[str]:
+    """Yield that a checkpoint has to be made, where none is published."""
+    if is_folder_name(launch.checkpoint):
+        yield (
+            f"no published checkpoint of {deployment.problem.architecture.name} in {launch.formats} is known here: put one in "
+            f"{launch.checkpoint}, or name it in the deployment"
+        )
+
+
 def _readme(
     engine: Engine, launch: ServingLaunch, nodes: InstanceNodes, deployment: ServingDeployment, names: Sequence[str]
 ) -> str:
-    problem, limits = deployment.problem, launch.batch_limits
-    workload = problem.workload
-    load = f"{workload.concurrency:g} at once" if workload.concurrency else f"{workload.rate_per_s:g} per second"
-    numbers = {
-        "requests at once": limits.max_num_seqs, "tokens of a pass": limits.max_batched_tokens,
-        "fraction of memory": limits.memory_fraction, "longest request": launch.max_model_len,
-        "drafted tokens": limits.mtp_tokens or None,
-    }  # fmt: skip
-    listed = (
-        ", ".join(f"{name} {value}" for name, value in numbers.items() if value is not None)
-        or f"{engine.title}'s defaults"
-    )
+    problem = deployment.problem
     notes = "\n".join(f"- {note}" for note in _warnings(engine, launch, nodes, deployment))
     manifest = (
         f"\nor all of them on Kubernetes:\n\n    kubectl apply -f {MANIFEST_FILE}\n" if MANIFEST_FILE in names else ""
@@ -259,8 +279,8 @@ Written for {engine.title} {engine.version} ({engine.source}).
 
 - model: {problem.architecture.name}, formats: {launch.formats}
 - layout: {launch.layout}, {launch.layout.num_devices} devices of {problem.cluster.name}
-- requests: {workload.isl} tokens in, {workload.osl} out, {load}
-- limits of an instance's copy of attention: {listed}
+- requests: {describe_load(deployment)}
+- limits of an instance's copy of attention: {describe_limits(engine, launch)}
 
 Start an instance:
 
@@ -270,3 +290,22 @@ Files: {", ".join(names)}.
 
 {notes}
 """
+
+
+def describe_load(deployment: ServingDeployment) -> str:
+    """Return the workload of a deployment as a text."""
+    workload = deployment.problem.workload
+    load = f"{workload.concurrency:g} at once" if workload.concurrency else f"{workload.rate_per_s:g} per second"
+    return f"{workload.isl} tokens in, {workload.osl} out, {load}"
+
+
+def describe_limits(engine: Engine, launch: ServingLaunch) -> str:
+    """Return the limits that a launch sets, as a text."""
+    limits = launch.batch_limits
+    numbers = {
+        "requests at once": limits.max_num_seqs, "tokens of a pass": limits.max_batched_tokens,
+        "fraction of memory": limits.memory_fraction, "longest request": launch.max_model_len,
+        "drafted tokens": limits.mtp_tokens or None,
+    }  # fmt: skip
+    listed = ", ".join(f"{name} {value}" for name, value in numbers.items() if value is not None)
+    return listed or f"{engine.title}'s defaults"

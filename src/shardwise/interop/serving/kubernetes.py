@@ -1,4 +1,5 @@
-"""Kubernetes manifests that start an engine: a Deployment for instances of one node, a LeaderWorkerSet for larger ones.
+"""Kubernetes manifests that start an engine: a Deployment for instances of one node, a LeaderWorkerSet for larger ones; and two
+LeaderWorkerSets for pools of prefill and decode, with a router before them.
 
 Sources: Kubernetes' API reference (apps/v1 Deployment, v1 Service); LeaderWorkerSet's API reference,
 leaderworkerset.x-k8s.io/v1, and its variables LWS_LEADER_ADDRESS and LWS_WORKER_INDEX.
@@ -7,6 +8,7 @@ leaderworkerset.x-k8s.io/v1, and its variables LWS_LEADER_ADDRESS and LWS_WORKER
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,6 +16,7 @@ from typing import Any
 
 MAX_NAME = 50  # characters of an object's name, with room for what controllers add to the 63 that a label has
 MOUNT_PATH = "/etc/serving"  # of files in a container
+ROUTER_IMAGE = "python:3.12-slim"  # routers are Python packages with compiled code for Linux
 DEVICE_RESOURCES: Mapping[str, str] = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 
 
@@ -22,7 +25,8 @@ class PodGroup:
     """Instances of an engine: `replicas` groups of `num_nodes` pods with `devices` each.
 
     `leader` and `worker` are the words of the command; the workers of a group join its leader. `resource` is the name of the
-    device plug-in's resource. `files` are mounted in `MOUNT_PATH`.
+    device plug-in's resource. `files` are mounted in `MOUNT_PATH`. `pod_variables` are variables of each pod, by the field of
+    Kubernetes that has the value.
     """
 
     name: str
@@ -35,6 +39,22 @@ class PodGroup:
     devices: int
     resource: str
     files: Mapping[str, str] = field(default_factory=dict)
+    pod_variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def leader_hosts(self) -> list[str]:
+        """Hosts of the leaders of a LeaderWorkerSet, by the headless service that its controller makes."""
+        return [f"{self.name}-{index}.{self.name}" for index in range(self.replicas)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPod:
+    """Program that sends requests to the instances of pools: the words of its command, and the package that installs it."""
+
+    name: str
+    port: int
+    command: Sequence[str]
+    package: str
 
 
 def object_name(text: str) -> str:
@@ -53,16 +73,48 @@ def write_manifest(group: PodGroup) -> str:
     workload = _leader_worker_set(group, labels) if is_spread else _deployment(group, labels)
     selector = {**labels, "role": "leader"} if is_spread else labels
     service_name = f"{group.name}-leader" if is_spread else group.name
-    service = {
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": service_name},
-        "spec": {"selector": selector, "ports": [{"port": group.port, "targetPort": group.port}]},
-    }  # fmt: skip
-    objects = [workload, service]
+    objects = [workload, _service(service_name, selector, group.port)]
     if group.files:
         metadata = {"name": f"{group.name}-files"}
         objects.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(group.files)})
-    text: str = import_module("yaml").safe_dump_all(objects, sort_keys=False, width=120)
+    return _yaml_text(objects)
+
+
+def write_pools_manifest(pools: Sequence[PodGroup], router: RouterPod) -> str:
+    """Return the manifest of two pools, each a LeaderWorkerSet whose leaders have hosts of their own, and of the router."""
+    labels = {"app": router.name}
+    command = f"pip install --quiet {router.package} && exec {shlex.join(router.command)}"
+    container = {
+        "name": "router", "image": ROUTER_IMAGE, "command": ["sh", "-c", command], "ports": [{"containerPort": router.port}],
+    }  # fmt: skip
+    deployment = {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": router.name, "labels": labels},
+        "spec": {
+            "replicas": 1, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        },
+    }  # fmt: skip
+    sets = [_leader_worker_set(group, {"app": group.name}) for group in pools]
+    return _yaml_text([*sets, deployment, _service(router.name, labels, router.port)])
+
+
+def _yaml_text(objects: Sequence[Mapping[str, Any]]) -> str:
+    """Return objects as the documents of a YAML text, without references between them."""
+    yaml = import_module("yaml")
+
+    class PlainDumper(yaml.SafeDumper):  # type: ignore[misc, name-defined]
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    text: str = yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, width=120)
     return text
+
+
+def _service(name: str, selector: Mapping[str, str], port: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
+        "spec": {"selector": dict(selector), "ports": [{"port": port, "targetPort": port}]},
+    }  # fmt: skip
 
 
 def _deployment(group: PodGroup, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -98,6 +150,10 @@ def _pod_template(
         "resources": {"limits": {group.resource: group.devices}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }  # fmt: skip
+    if group.pod_variables:
+        container["env"] = [
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in group.pod_variables.items()
+        ]
     if is_leader:
         probe = {"httpGet": {"path": "/health", "port": group.port}, "periodSeconds": 10, "failureThreshold": 180}
         container |= {"ports": [{"containerPort": group.port}], "startupProbe": probe}

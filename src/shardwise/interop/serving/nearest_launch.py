@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import cast
@@ -23,8 +23,14 @@ SIMILAR_WEIGHTS = {
 }  # fmt: skip
 
 
-def nearest_launch(engine: Engine, launch: ServingLaunch) -> ServingLaunch | None:
+def nearest_launch(
+    engine: Engine,
+    launch: ServingLaunch,
+    further_problems: Callable[[ServingLaunch], Iterable[str]] = lambda launch: (),
+) -> ServingLaunch | None:
     """Return the launch that an engine runs with the fewest changes; None if it runs none of those that were tried.
+
+    `further_problems` says what else a launch may not be, as one of two pools.
 
     A change of limits or formats counts more than any of the layout; layouts have the same devices and replicas, and are compared
     by the powers of two between their degrees.
@@ -37,7 +43,7 @@ def nearest_launch(engine: Engine, launch: ServingLaunch) -> ServingLaunch | Non
         if distance >= best_distance:
             continue
         candidate = replace(launch, layout=layout, formats=formats, batch_limits=limits)
-        if not engine.violations(candidate):
+        if not engine.violations(candidate) and not any(further_problems(candidate)):
             best, best_distance = candidate, distance
     return best
 

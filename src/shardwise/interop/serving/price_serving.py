@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.hardware import Cluster
 from shardwise.interop.serving.faster_launches import FasterServingLaunch, list_faster_launches
 from shardwise.interop.serving.read_serving import ReadServing
+from shardwise.interop.serving.serving_launch import ServingLaunch
 from shardwise.serve import (
     BatchLimits,
     Prediction,
@@ -26,6 +27,10 @@ from shardwise.values.errors import join_words
 
 # The load of a launch that says none, as no engine's options do.
 DEFAULT_WORKLOAD = Workload(isl=1024, osl=1024, concurrency=64)
+NO_LOAD_NOTE = (
+    f"the launch says no load: priced with {DEFAULT_WORKLOAD.isl:,} tokens in, {DEFAULT_WORKLOAD.osl:,} out and "
+    f"{DEFAULT_WORKLOAD.concurrency:g} requests at once; --isl, --osl and --concurrency or --rate say another"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class PricedServing:
     @property
     def fields(self) -> tuple[ServingField, ...]:
         """Fields of the launch with what each was read from."""
-        return tuple(_list_fields(self.reading))
+        return tuple(list_fields(self.reading))
 
 
 def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workload | None) -> PricedServing:
@@ -70,44 +75,40 @@ def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workl
     if cluster is None:
         return _unpriced(reading, None, workload, "no cluster is named; --cluster prices it, such as h100:8")
     if launch.architecture is None or not reading.model_is_known:
-        changed = [name for name, effect in reading.not_priced.items() if effect == "model"]
+        return _unpriced(reading, cluster, workload, model_reason(reading))
+    if launch.pool is not None:
         reason = (
-            f"{join_words(changed, 'and')} {'makes' if len(changed) == 1 else 'make'} the model another one than its name says"
-            if changed
-            else f"the catalogue has no model {launch.checkpoint[:80]!r}"
-        )
-        return _unpriced(reading, cluster, workload, f"{reason}; --model names one, or gives its config.json")
-    if reading.pool is not None:
-        reason = (
-            f"the launch is the {reading.pool} pool of a disaggregated deployment, which is not priced: what it gives follows "
-            "from both pools and the transfer of the cache between them"
+            f"the launch is the {launch.pool} pool of a disaggregated deployment, which is not priced by itself: what it gives "
+            "follows from both pools and the transfer of the cache between them; give the commands of both"
         )
         return _unpriced(reading, cluster, workload, reason)
     load = workload or DEFAULT_WORKLOAD
     if workload is None:
-        notes.append(
-            f"the launch says no load: priced with {load.isl:,} tokens in, {load.osl:,} out and {load.concurrency:g} requests at "
-            "once; --isl, --osl and --concurrency or --rate say another"
-        )
-    if launch.max_model_len is not None and load.total_tokens > launch.max_model_len:
-        raise InputError(
-            f"workload: requests of {load.total_tokens:,} tokens; at most the {launch.max_model_len:,} that the launch takes are "
-            "required"
-        )
+        notes.append(NO_LOAD_NOTE)
+    require_length(launch, load)
     problem = ServingProblem(
         architecture=launch.architecture, cluster=cluster, workload=load, engine=launch.engine, formats=launch.formats,
-        batch_limits=_with_default_fraction(reading),
+        batch_limits=limits_with_fraction(reading),
     )  # fmt: skip
     estimate = estimate_serving(problem, launch.layout)
     verdict: ServingVerdict = estimate.memory.verdict if reading.memory_is_known else "not known"
     return PricedServing(
         reading=reading, cluster=cluster, workload=load, estimate=estimate, verdict=verdict,
-        reason="" if reading.memory_is_known else _memory_reason(reading), notes=tuple(notes),
+        reason="" if reading.memory_is_known else memory_reason(reading), notes=tuple(notes),
         faster=tuple(list_faster_launches(reading, estimate)),
     )  # fmt: skip
 
 
-def _with_default_fraction(reading: ReadServing) -> BatchLimits:
+def require_length(launch: ServingLaunch, load: Workload) -> None:
+    """Raise `InputError` for requests that are longer than a launch takes."""
+    if launch.max_model_len is not None and load.total_tokens > launch.max_model_len:
+        raise InputError(
+            f"workload: requests of {load.total_tokens:,} tokens; at most the {launch.max_model_len:,} that the launch takes are "
+            "required"
+        )
+
+
+def limits_with_fraction(reading: ReadServing) -> BatchLimits:
     """Return the limits with the share of memory that the release takes where none is said."""
     limits = reading.launch.batch_limits
     return replace(limits, memory_fraction=limits.memory_fraction or reading.engine.memory_fraction)
@@ -119,20 +120,32 @@ def _unpriced(reading: ReadServing, cluster: Cluster | None, workload: Workload 
     )  # fmt: skip
 
 
-def _memory_reason(reading: ReadServing) -> str:
+def model_reason(reading: ReadServing) -> str:
+    """Return why the model of a launch is not known."""
+    changed = [name for name, effect in reading.not_priced.items() if effect == "model"]
+    reason = (
+        f"{join_words(changed, 'and')} {'makes' if len(changed) == 1 else 'make'} the model another one than its name says"
+        if changed
+        else f"the catalogue has no model {reading.launch.checkpoint[:80]!r}"
+    )
+    return f"{reason}; --model names one, or gives its config.json"
+
+
+def memory_reason(reading: ReadServing) -> str:
+    """Return which options and variables change the memory without being priced."""
     names = [name for name, effect in reading.not_priced.items() if effect == "memory"]
     verb = "changes" if len(names) == 1 else "change"
     return f"{join_words(names, 'and')} {verb} the memory, which is not priced"
 
 
-def _list_fields(reading: ReadServing) -> Iterator[ServingField]:
+def list_fields(reading: ReadServing) -> Iterator[ServingField]:
     """Yield the fields of a launch: the model, the layout, formats and limits."""
     launch, origins = reading.launch, reading.origins
     yield ServingField(name="engine", value=f"{reading.engine.title} {reading.engine.version}", origin=reading.source)
     model = launch.architecture.name if launch.architecture else "not known"
     yield ServingField(name="model", value=model, origin=launch.checkpoint)
-    if reading.pool is not None:
-        yield ServingField(name="pool", value=reading.pool, origin=f"--{reading.engine.pool_option}")
+    if launch.pool is not None:
+        yield ServingField(name="pool", value=launch.pool, origin=origins["pool"])
     limits, layout = launch.batch_limits, launch.layout
     values: Mapping[str, Any] = {
         "layout.tp": layout.tp, "layout.attention_dp": layout.attention_dp, "layout.pp": layout.pp, "layout.cp": layout.cp,

@@ -43,7 +43,7 @@ class ReadServing:
     `options` are all of it by the engine's names, `origins` the options that each field of the launch is read from, `not_priced`
     what an option or a variable changes ("model", "memory" or "time") that a price leaves out, and `unread` options that change
     nothing. `replicas` of a manifest are among those of the layout; `num_nodes` are those of one instance, where a manifest or an
-    option says so. `pool` is "prefill" or "decode" for one pool of a disaggregated deployment.
+    option says so.
     """
 
     engine: Engine
@@ -56,7 +56,6 @@ class ReadServing:
     replicas: int | None = None
     num_nodes: int | None = None
     devices_per_node: int | None = None
-    pool: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -89,17 +88,30 @@ def read_serving(
     >>> str(launch.layout), launch.batch_limits.max_num_seqs, launch.architecture.name
     ('tp=4', 256, 'qwen3-32b')
     """
-    command, configs = _find_command(files, engine)
+    commands, configs = find_commands(files, engine)
+    command = require_single_command(commands, ", ".join(files))
+    return read_command(command, configs, architecture=architecture, checkpoint_default=checkpoint_default)
+
+
+def read_command(
+    command: EngineCommand, configs: Mapping[str, str], *, architecture: Architecture | None = None,
+    checkpoint_default: str | None = None, pool: str | None = None,
+) -> ReadServing:  # fmt: skip
+    """Return what one command says with the files of options that it names; `pool`: which one a router has it for, if it does."""
     target = ENGINES[command.engine]
     parsed = target.reader.read(command.tokens)
     options = _with_config_file(target, parsed, configs)
     name = _checkpoint_name(target, parsed, options, checkpoint_default)
     raise_problems(parsed.problems)
+    options = options if pool is None else dict(target.with_pool(options, pool))
     return _interpret(target, options, name, command, architecture)
 
 
-def _find_command(files: Mapping[str, str], engine: str | None) -> tuple[EngineCommand, Mapping[str, str]]:
-    """Return the engine's command, and the files of options that it may name."""
+def find_commands(files: Mapping[str, str], engine: str | None) -> tuple[Sequence[EngineCommand], Mapping[str, str]]:
+    """Return the commands that start an engine, and the files of options that they may name.
+
+    Raises `InputError` for files without any, and for a command of another engine than is named.
+    """
     commands: list[EngineCommand] = []
     configs: dict[str, str] = {}
     for name, text in files.items():
@@ -115,11 +127,11 @@ def _find_command(files: Mapping[str, str], engine: str | None) -> tuple[EngineC
     if manifests:  # a script beside a manifest starts the same
         commands = manifests
     if not commands and configs:
-        return _config_command(configs, engine), configs
-    command = require_single_command(commands, ", ".join(files))
-    if engine is not None and command.engine != engine:
-        raise InputError(f"--from: found {engine!r}; the command is one of {command.engine}: leave --from out")
-    return command, configs
+        return [_config_command(configs, engine)], configs
+    unexpected = next((command.engine for command in commands if engine is not None and command.engine != engine), None)
+    if unexpected is not None:
+        raise InputError(f"--from: found {engine!r}; the command is one of {unexpected}: leave --from out")
+    return commands, configs
 
 
 def _config_command(configs: Mapping[str, str], engine: str | None) -> EngineCommand:
@@ -186,7 +198,6 @@ def _interpret(
     model = architecture or identify_checkpoint(name).architecture
     reader = EngineOptions(options, model, _has_experts(model, options))
     launch = target.from_options(reader, name)
-    pool = target.read_pool(reader)
     raise_read_problems(reader)
     rest = {option: value for option, value in options.items() if option not in reader.read_names | target.added}
     effects = {option: effect for option, value in rest.items() if (effect := target.effect_of(option, value))}
@@ -198,7 +209,7 @@ def _interpret(
         origins=target.origins(options, name), not_priced={**reader.unpriced, **effects, **variables},
         unread=tuple(option for option in rest if option not in effects), source=command.source,
         replicas=command.replicas, num_nodes=options.get("nnodes") or command.num_nodes, devices_per_node=command.devices,
-        pool=pool, notes=tuple(notes),
+        notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from shardwise.serve import BatchLimits, ServingDeployment, ServingFormats, Serv
 class ServingLaunch:
     """An engine's start: the checkpoint, its model (None: not of the catalogue), the layout, formats, limits, and further flags.
 
-    `replicas` of the layout are instances. `flags` are options that no other field has, by the engine's names.
+    `replicas` of the layout are instances. `pool` is "prefill" or "decode" for one pool of a disaggregated deployment. `flags`
+    are options that no other field has, by the engine's names.
     """
 
     engine: str
@@ -26,6 +27,7 @@ class ServingLaunch:
     batch_limits: BatchLimits = field(default_factory=BatchLimits)
     max_model_len: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
 
     @property
     def has_experts(self) -> bool:
@@ -39,7 +41,7 @@ class ServingLaunch:
 
         The share of drafted tokens that is accepted is a workload's and no option of an engine, so it is not compared.
         """
-        for name in ("engine", "checkpoint", "architecture", "max_model_len", "flags"):
+        for name in ("engine", "checkpoint", "architecture", "max_model_len", "flags", "pool"):
             if getattr(self, name) != getattr(read_back, name):
                 yield name, getattr(self, name), getattr(read_back, name)
         yield from _differences("layout", _degrees(self.layout), _degrees(read_back.layout))
@@ -66,12 +68,13 @@ def _differences(group: str, ours: Mapping[str, Any], theirs: Mapping[str, Any])
             yield f"{group}.{name}", value, theirs[name]
 
 
-def launch_of_deployment(deployment: ServingDeployment) -> ServingLaunch:
-    """Return the launch of a deployment. A checkpoint that it does not name is chosen by model and formats."""
-    problem = deployment.problem
+def launch_of_deployment(deployment: ServingDeployment, pool: str | None = None) -> ServingLaunch:
+    """Return the launch of a deployment, or of one of two pools. A checkpoint without a name is chosen by model and formats."""
+    problem, layout = deployment.problem, deployment.layout
+    assert isinstance(layout, ServingLayout), "pools are launched apart"
     name = deployment.checkpoint or name_checkpoint(problem.architecture, problem.formats)
     return ServingLaunch(
-        engine=problem.engine, checkpoint=name, architecture=problem.architecture, layout=deployment.layout,
+        engine=problem.engine, checkpoint=name, architecture=problem.architecture, layout=layout, pool=pool,
         formats=problem.formats, batch_limits=problem.batch_limits, max_model_len=deployment.max_model_len,
         flags=dict(deployment.flags),
     )  # fmt: skip

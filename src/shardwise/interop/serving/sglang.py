@@ -7,11 +7,11 @@ of all copies of attention together), arg_groups/speculative_hook.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.interop.serving.checkpoints import identify_checkpoint
-from shardwise.interop.serving.engine import Engine, EngineOptions
+from shardwise.interop.serving.engine import Engine, EngineOptions, InstanceAddress, PoolSyntax
 from shardwise.interop.serving.engine_flags import COUNT_SUFFIXES, FlagSyntax
 from shardwise.interop.serving.engine_rules import (
     model_rules,
@@ -36,6 +36,7 @@ CACHE_FORMATS: Mapping[str, str] = {
 }  # fmt: skip
 # Values of moe-a2a-backend that gather the tokens of all copies of attention. Source: arg_groups/moe_hook.py, handle_a2a_moe.
 GATHERING_BACKENDS = ("none", "ascend_tp")
+BOOTSTRAP_PORT = 8998  # the default of disaggregation-bootstrap-port
 INIT_PORT = 20000  # of the first node; SGLang's documentation, multi-node deployment
 NO_CHUNKS = -1  # chunked-prefill-size that turns chunks off
 
@@ -72,6 +73,8 @@ def _to_options(launch: ServingLaunch) -> Options:
             "speculative-algorithm": "EAGLE", "speculative-num-steps": limits.mtp_tokens, "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": limits.mtp_tokens + 1,
         }  # fmt: skip
+    if launch.pool is not None:
+        options |= {"disaggregation-mode": launch.pool, "disaggregation-transfer-backend": "nixl"}
     return options
 
 
@@ -90,7 +93,7 @@ def _from_options(reader: EngineOptions, checkpoint_name: str) -> ServingLaunch:
             memory_fraction=reader.get_fraction("mem-fraction-static"), chunked_prefill=has_chunks,
             mtp_tokens=_read_drafted_tokens(reader), admission_passes=reader.get_count("scheduler-recv-interval") or 1,
         ),
-        max_model_len=reader.get_count("context-length"),
+        max_model_len=reader.get_count("context-length"), pool=_read_pool(reader),
     )  # fmt: skip
 
 
@@ -139,8 +142,33 @@ def _read_redundant_experts(reader: EngineOptions) -> int:
 
 def _read_pool(reader: EngineOptions) -> str | None:
     """Return the pool of a disaggregated deployment that the launch is."""
-    mode = str(reader.options.get("disaggregation-mode"))
+    mode = str(reader.get("disaggregation-mode"))
     return mode if mode in ("prefill", "decode") else None
+
+
+def _pool_rules(prefill: ServingLaunch, decode: ServingLaunch) -> Iterator[str]:
+    """Yield what cannot be sent from one pool to the other. Source: sglang/srt/disaggregation/common/conn.py."""
+    if decode.layout.cp > 1:
+        yield f"layout: decode: cp is {decode.layout.cp}; SGLang decodes with cp=1, which is required"
+    if decode.layout.pp not in (1, prefill.layout.pp):
+        yield (
+            f"layout: decode: pp is {decode.layout.pp}; 1 or that of prefill, pp={prefill.layout.pp}, is required by SGLang"
+        )
+
+
+def _router_words(prefill: Sequence[InstanceAddress], decode: Sequence[InstanceAddress]) -> list[str]:
+    """Return the router's words for the instances, those that prefill with their bootstrap port. Source: sglang-router 0.3.2,
+    RouterArgs.
+    """
+    tokens = ["--pd-disaggregation"]
+    for url, number in prefill:
+        tokens += ["--prefill", url, str(BOOTSTRAP_PORT + number)]
+    return [*tokens, *(word for address in decode for word in ("--decode", address.url))]
+
+
+def _instance_words(pool: str) -> list[str]:
+    """Return the port at which the instances that decode ask one that prefills for caches."""
+    return [f'--disaggregation-bootstrap-port "$(({BOOTSTRAP_PORT} + INSTANCE))"'] if pool == "prefill" else []
 
 
 def _read_chunk(reader: EngineOptions, attention_dp: int) -> tuple[bool, int | None]:
@@ -213,7 +241,10 @@ ENGINE = Engine(
     starts_copies=lambda launch: True, node_options=_node_options, node_script=_node_script,
     node_prefix=lambda num_nodes, devices: "", group_words=_group_words, has_manifest=lambda num_nodes: True,
     vendors=("NVIDIA", "AMD"), server_options={"host": "0.0.0.0", "port": 30000},
-    added=frozenset(["host", "port", "nnodes", "node-rank", "dist-init-addr", "config", "enable-prefill-cp", "cp-strategy"]),
+    added=frozenset([
+        "host", "port", "nnodes", "node-rank", "dist-init-addr", "config", "enable-prefill-cp", "cp-strategy",
+        "disaggregation-transfer-backend", "disaggregation-bootstrap-port",
+    ]),
     field_options={
         "layout.tp": ("tp-size",), "layout.attention_dp": ("attn-dp-size", "enable-dp-attention", "dp-size"),
         "layout.pp": ("pp-size",),
@@ -225,7 +256,12 @@ ENGINE = Engine(
         "batch_limits.memory_fraction": ("mem-fraction-static",),
         "batch_limits.chunked_prefill": ("chunked-prefill-size",),
         "batch_limits.mtp_tokens": ("speculative-algorithm", "speculative-num-steps"), "max_model_len": ("context-length",),
-        "batch_limits.admission_passes": ("scheduler-recv-interval",),
+        "batch_limits.admission_passes": ("scheduler-recv-interval",), "pool": ("disaggregation-mode",),
     },
-    environment="SGLANG_", model_flags=("model-path",), read_pool=_read_pool, pool_option="disaggregation-mode",
+    environment="SGLANG_", model_flags=("model-path",),
+    pools=PoolSyntax(
+        rules=_pool_rules, router=("python3", "-m", "sglang_router.launch_router"), package="sglang-router==0.3.2",
+        source="https://github.com/sgl-project/sglang, sgl-model-gateway", router_words=_router_words,
+        instance_words=_instance_words, settings=lambda pool, has_nodes: "", pod_variables={},
+    ),
 )  # fmt: skip

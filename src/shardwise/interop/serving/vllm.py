@@ -7,11 +7,11 @@ parallelism), vllm/config/scheduler.py (verify_max_model_len), vllm/config/specu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.interop.serving.checkpoints import identify_checkpoint
-from shardwise.interop.serving.engine import Engine, EngineOptions
+from shardwise.interop.serving.engine import Engine, EngineOptions, InstanceAddress, PoolSyntax
 from shardwise.interop.serving.engine_flags import COUNT_SUFFIXES, FlagSyntax
 from shardwise.interop.serving.engine_rules import (
     model_rules,
@@ -71,6 +71,9 @@ def _to_options(launch: ServingLaunch) -> Options:
         options["enable-chunked-prefill"] = False
     if limits.mtp_tokens:
         options["speculative-config"] = {"method": "mtp", "num_speculative_tokens": limits.mtp_tokens}
+    if launch.pool is not None:
+        role = next(role for role, pool in POOLS.items() if pool == launch.pool)
+        options[TRANSFER] = {"kv_connector": "NixlConnector", "kv_role": role}
     return options
 
 
@@ -86,7 +89,7 @@ def _from_options(reader: EngineOptions, checkpoint_name: str) -> ServingLaunch:
             memory_fraction=reader.get_fraction("gpu-memory-utilization"),
             chunked_prefill=reader.get("enable-chunked-prefill") is not False, mtp_tokens=_read_drafted_tokens(reader),
         ),
-        max_model_len=_read_length(reader),
+        max_model_len=_read_length(reader), pool=_read_pool(reader),
     )  # fmt: skip
 
 
@@ -128,12 +131,54 @@ def _read_redundant_experts(reader: EngineOptions) -> int:
 # Roles of a connector that moves the cache between pools. Source: vLLM 0.32.0, KVTransferConfig.kv_role; "kv_both" is that of a
 # store beside one engine, or of either pool (NixlConnector), so that it says no pool.
 POOLS: Mapping[str, str] = {"kv_producer": "prefill", "kv_consumer": "decode"}
+TRANSFER = "kv-transfer-config"
 
 
 def _read_pool(reader: EngineOptions) -> str | None:
-    """Return the pool of a disaggregated deployment that the launch is."""
-    config = reader.options.get("kv-transfer-config")
-    return POOLS.get(str(config.get("kv_role"))) if isinstance(config, dict) else None
+    """Return the pool of a disaggregated deployment that the launch is; another connector is recorded as not priced."""
+    config = reader.get(TRANSFER)
+    pool = POOLS.get(str(config.get("kv_role"))) if isinstance(config, dict) else None
+    if config is not None and pool is None:
+        reader.flag_unpriced(TRANSFER, "memory")
+    return pool
+
+
+def _with_pool(options: Options, pool: str) -> Options:
+    """Return options in which a connector of either role has that of a pool."""
+    config = options.get(TRANSFER)
+    if not isinstance(config, dict) or config.get("kv_role") != "kv_both":
+        return options
+    role = next(role for role, name in POOLS.items() if name == pool)
+    return {**options, TRANSFER: {**config, "kv_role": role}}
+
+
+def _pool_rules(prefill: ServingLaunch, decode: ServingLaunch) -> Iterator[str]:
+    """Yield what NixlConnector cannot move. Source: vLLM, docs/features/nixl_connector_compatibility.md."""
+    architecture = prefill.architecture
+    if architecture is None or prefill.layout.tp == decode.layout.tp:
+        return
+    if any(layer.mixer != "attention" for layer in architecture.layer_architectures.values()):
+        yield (
+            f"layout: decode: tp is {decode.layout.tp} and that of prefill {prefill.layout.tp}; {architecture.name} has "
+            f"recurrent states, which vLLM moves between instances of the same tp, so tp={prefill.layout.tp} is required"
+        )
+
+
+def _pool_settings(pool: str, has_nodes: bool) -> str:
+    """Return the lines that say where an instance's caches are asked for. Source: vLLM, docs/features/nixl_connector_usage.md."""
+    first_port = {"prefill": 5600, "decode": 18600}[pool]
+    address = "?the address of this node" if has_nodes else "-localhost"
+    return (
+        f'export VLLM_NIXL_SIDE_CHANNEL_HOST="${{NODE_ADDRESS:{address}}}"\n'
+        f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({first_port} + INSTANCE * 20))  # and one more for each copy of attention\n"
+    )
+
+
+def _router_words(prefill: Sequence[InstanceAddress], decode: Sequence[InstanceAddress]) -> list[str]:
+    """Return the router's words for the instances. Source: vllm-router 0.1.17, README.md, prefill-decode disaggregation."""
+    pools = {"--prefill": prefill, "--decode": decode}
+    tokens = [word for flag, addresses in pools.items() for address in addresses for word in (flag, address.url)]
+    return ["--vllm-pd-disaggregation", *tokens]
 
 
 def _read_length(reader: EngineOptions) -> int | None:
@@ -251,7 +296,12 @@ ENGINE = Engine(
         "batch_limits.memory_fraction": ("gpu-memory-utilization",),
         "batch_limits.chunked_prefill": ("enable-chunked-prefill",),
         "batch_limits.mtp_tokens": ("speculative-config", "spec-method", "spec-model", "spec-tokens"),
-        "max_model_len": ("max-model-len",),
+        "max_model_len": ("max-model-len",), "pool": (TRANSFER,),
     },
-    environment="VLLM_", model_flags=("model",), read_pool=_read_pool, pool_option="kv-transfer-config",
+    environment="VLLM_", model_flags=("model",), with_pool=_with_pool,
+    pools=PoolSyntax(
+        rules=_pool_rules, router=("vllm-router",), package="vllm-router==0.1.17", source="https://github.com/vllm-project/router",
+        router_words=_router_words, instance_words=lambda pool: (), settings=_pool_settings,
+        pod_variables={"VLLM_NIXL_SIDE_CHANNEL_HOST": "status.podIP"},
+    ),
 )  # fmt: skip

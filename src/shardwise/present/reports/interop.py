@@ -37,7 +37,7 @@ def export_report(launch: ExportedLaunch) -> Report | str:
         return "\n\n".join([*texts, "\n".join(remarks)])
     written = [f"wrote {launch.folder.rstrip('/')}/{name}" for name in launch.files]
     title = f"{launch.target}, {launch.version}"
-    return [Section([*written, *remarks, f"start it on each node: {launch.command}"], title=title)]
+    return [Section([*written, *remarks, f"start it on {launch.starts_on}: {launch.command}"], title=title)]
 
 
 def launch_report(launch: PricedLaunch) -> Report:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from shardwise.interop.serving.price_serving import ServingField, list_fields
 from shardwise.present.rendering.numbers import count, num_bytes, significant
 from shardwise.present.rendering.report import Block, Line, Number, Report, Section, Status, Table
+from shardwise.present.reports.serving_pools import pooled_sections, pooled_summary
 from shardwise.values import format_seconds, format_usd
 
 if TYPE_CHECKING:
+    from shardwise.interop.serving.price_pools import PricedPools
     from shardwise.interop.serving.price_serving import PricedServing
+    from shardwise.interop.serving.read_serving import ReadServing
     from shardwise.serve import Prediction, ServingEstimate
 
 
@@ -18,15 +22,10 @@ def serving_launch_report(priced: PricedServing) -> Report:
     """Report the fields of a launch with what each was read from, its price, and in detail what changes nothing."""
     reading = priced.reading
     title = f"{reading.launch.checkpoint} with {reading.engine.title} {reading.engine.version}: {reading.launch.layout}"
-    rows = [
-        (field.name, field.value or "the engine's own", field.origin)
-        for field in priced.fields
-        if field.value not in ("1", "0", "all_gather") or not field.origin.startswith("default")
-    ]
     unread = [Section([f"  {', '.join(reading.unread)}"], title="options that change nothing", detail=True)]
     return [
-        Section([Table(rows=(("field", "value", "from"), *rows), indent=2)], title=title),
-        Section(list(_remarks(priced)), title="beside the price"),
+        Section([_field_table(priced.fields)], title=title),
+        Section(list(_remarks(reading, priced.notes)), title="beside the price"),
         Section(list(_price(priced)), title="what it costs"),
         *(
             [Section(list(_faster(priced)), title="what would be faster on the same devices")]
@@ -35,6 +34,41 @@ def serving_launch_report(priced: PricedServing) -> Report:
         ),
         *(unread if reading.unread else []),
     ]
+
+
+def pooled_launch_report(priced: PricedPools) -> Report:
+    """Report the fields of both pools, and what they cost together."""
+    reading = priced.reading
+    launch = reading.prefill.launch
+    title = f"{launch.checkpoint} with {reading.engine.title} {reading.engine.version}: {reading.layout}"
+    sections: list[Section] = []
+    for name, pool in reading.pools.items():
+        table = _field_table(tuple(list_fields(pool)))
+        sections.append(Section([table], title=title if not sections else f"{name} pool"))
+        sections.append(Section(list(_remarks(pool, ())), title=f"beside the price, of the {name} pool"))
+    estimate = priced.estimate
+    if estimate is None:
+        return [*sections, Section([Status(f"  not known: {priced.reason}", "note")], title="what it costs")]
+    workload = estimate.problem.workload
+    lines: list[Block] = [
+        *(f"  {note}" for note in priced.notes),
+        f"  on {estimate.problem.cluster.name}, {estimate.concurrency:,.0f} requests in the system, {workload.isl:,} tokens in "
+        f"and {workload.osl:,} out",
+        *pooled_summary(estimate, "price."),
+    ]  # fmt: skip
+    if priced.reason:
+        lines.append(Status(f"  whether it fits is not known: {priced.reason}", "note"))
+    return [*sections, Section(lines, title="what it costs"), *pooled_sections(estimate, "price.")]
+
+
+def _field_table(fields: Sequence[ServingField]) -> Table:
+    """Return fields with what each was read from; degrees of 1 that nothing sets are left out."""
+    rows = [
+        (field.name, field.value or "the engine's own", field.origin)
+        for field in fields
+        if field.value not in ("1", "0", "all_gather") or not field.origin.startswith("default")
+    ]
+    return Table(rows=(("field", "value", "from"), *rows), indent=2)
 
 
 def _faster(priced: PricedServing) -> Iterator[Block]:
@@ -55,11 +89,11 @@ def _faster(priced: PricedServing) -> Iterator[Block]:
         yield Line((f"  {options}: a request in ", request, f" for {before}, TPOT {format_seconds(item.tpot_s.value)}"))
 
 
-def _remarks(priced: PricedServing) -> Iterator[Block]:
+def _remarks(reading: ReadServing, notes: Sequence[str]) -> Iterator[Block]:
     """Yield what options change without being priced, and notes."""
-    for name, effect in priced.reading.not_priced.items():
+    for name, effect in reading.not_priced.items():
         yield Status(f"  {name} changes the {effect}, which is not priced", "note")
-    for note in (*priced.reading.notes, *priced.notes):
+    for note in (*reading.notes, *notes):
         yield f"  {note}"
 
 

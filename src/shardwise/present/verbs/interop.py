@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 PlanOrServingPlan = Annotated[
     "str | os.PathLike[str] | Plan | ServingDeployment",
     Argument(
-        group="plan", metavar="PLAN", help="a file that `shardwise plan --out` or `shardwise serve plan --out` wrote"
+        group="plan",
+        metavar="PLAN",
+        help="a file that `shardwise plan --out`, `shardwise serve plan --out` or `shardwise serve estimate --out` wrote",
     ),
 ]
 MEGATRON_RANKS = "megatron-ranks"  # the format of `convert` that is one of degrees
@@ -56,13 +58,20 @@ def export_plan(
             help="where to write the files; without it they are printed",
         ),
     ] = None,
+    pools: Annotated[
+        bool,
+        Argument(
+            flag="--pools", group="plan",
+            help="of a serving plan: its best pools of prefill and decode in place of its layout",
+        ),
+    ] = False,
 ) -> ExportedLaunch:  # fmt: skip
     """Return a plan as the launch of a training framework: its files, and the command that starts them.
 
     `plan` is a plan or the path of its file, `target` a name that `shardwise show targets` lists. A serving plan or deployment is
-    written as the launch of an engine: vllm, sglang or trtllm. With `out` the files are
-    written to that folder, which is made. Raises `InputError` if the framework cannot run the plan, with each reason and the
-    nearest layout that it can.
+    written as the launch of an engine: vllm, sglang or trtllm; with `pools` the best pools that the file of a plan names, instead
+    of its layout. With `out` the files are written to that folder, which is made. Raises `InputError` if the framework cannot run
+    the plan, with each reason and the nearest layout that it can.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("llama-3-8b", "h100:16", global_batch_tokens="1Mi", seq_len=8192, stack="megatron")
@@ -70,14 +79,18 @@ def export_plan(
     >>> launch.command, list(launch.files), launch.not_expressible
     ('bash launch.sh', ['launch.sh', 'launch.slurm', 'README.md'], ())
     """
-    launch = _export_to(plan, target)
+    launch = _export_to(plan, target, pools=pools)
     return launch if out is None else interop.write_launch(launch, os.fspath(out), argument_label("out"))
 
 
-def _export_to(plan: Plan | ServingDeployment | str | os.PathLike[str], target: str) -> ExportedLaunch:
+def _export_to(plan: Plan | ServingDeployment | str | os.PathLike[str], target: str, *, pools: bool) -> ExportedLaunch:
     """Return a plan as a launch of a training framework, or a serving plan or deployment as one of an engine."""
     if isinstance(plan, (str, os.PathLike)) and search.is_serving_file(os.fspath(plan)):
-        plan = search.load_deployment(os.fspath(plan))
+        plan = search.load_deployment(os.fspath(plan), pools=pools)
+    elif pools and not (isinstance(plan, ServingDeployment) and plan.pools):
+        raise InputError(
+            f"{argument_label('pools')}: found no pools; the file of a serving plan is required, or leave it out"
+        )
     if not isinstance(plan, ServingDeployment):
         if target in interop.ENGINES:
             raise InputError(
@@ -90,7 +103,8 @@ def _export_to(plan: Plan | ServingDeployment | str | os.PathLike[str], target: 
             f"{argument_label('target')}: {target} trains, and found a serving plan; one of {', '.join(interop.ENGINES)} is "
             "required"
         )
-    return interop.export_serving(plan, interop.get_engine(target))
+    engine = interop.get_engine(target)
+    return interop.export_pools(plan, engine) if plan.pools else interop.export_serving(plan, engine)
 
 
 def _write_plan(launch: PricedLaunch, target: str) -> None:

@@ -41,7 +41,7 @@ from shardwise.values import (
 )
 
 if TYPE_CHECKING:
-    from shardwise.interop import PricedServing
+    from shardwise.interop import PricedPools, PricedServing
     from shardwise.search.serving.serving_plan import ServingPlan
     from shardwise.serve import PooledEstimate, ServingEstimate
 
@@ -324,7 +324,7 @@ def _parse_time(text: float | str | None, name: str) -> float | None:
 KINDS: Mapping[Kind, Callable[..., Any]] = {"estimate": serve_estimate, "plan": serve_plan, "read": serve_read}
 # What each kind takes beside the arguments that its function declares, and what it needs of them.
 SHARED: Mapping[Kind, tuple[str, ...]] = {
-    "estimate": ("kind",), "plan": ("kind", *PLAN_EXPORTS),
+    "estimate": ("kind", "out"), "plan": ("kind", *PLAN_EXPORTS),
     "read": ("kind", "model", "cluster", READ_CLUSTER, "isl", "osl", "concurrency", "rate_per_s"),
 }  # fmt: skip
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {
@@ -378,8 +378,8 @@ def _read_keywords(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     description="""What serving a model gives and costs. `estimate` prices one layout: time to the first token, time per token,
 tokens per second and device, memory, what bounds a pass. `plan` finds the layout, the number of instances and the batch limits
 that serve a rate within limits on latency on the fewest devices, or without a rate the most on the whole cluster. `read` takes
-the launch of vLLM, SGLang or TensorRT-LLM (a command line, a script, a manifest, a file of options, a folder of them) and says
-what it is, what it costs and whether it fits. Nothing of what is read is run.""",
+the launch of vLLM, SGLang or TensorRT-LLM (a command line, a script, a manifest, a file of options, a folder of them), or those
+of a prefill and a decode pool, and says what it is, what it costs and whether it fits. Nothing of what is read is run.""",
     examples=(
         'shardwise serve estimate qwen3-32b b200:2 --layout "tp=2" --engine vllm --concurrency 64 --isl 8192 --osl 1024',
         "shardwise serve plan llama-3.3-70b h100:8 --isl 2000 --osl 500 --rate 4/s --ttft 2s --tpot 40ms --engine vllm",
@@ -399,7 +399,7 @@ what it is, what it costs and whether it fits. Nothing of what is read is run.""
     exports=(
         Export(
             flag="--out",
-            help="of `plan`: write the plan as JSON, which `shardwise export` takes",
+            help="of `plan` and `estimate`: write it as JSON, which `shardwise export` takes",
             write=search.dump_serving_plan,
         ),
         picture("--pareto", "of `plan`: draw the tokens/s of a user against those of a device", charts.serving_chart),
@@ -412,10 +412,12 @@ def serving(
     model: ModelOrLaunch,
     cluster: OptionalCluster = None,
     **arguments: Any,
-) -> ServingEstimate | PooledEstimate | ServingPlan | PricedServing:
+) -> ServingEstimate | PooledEstimate | ServingPlan | PricedServing | PricedPools:
     """Answer a question of a kind: `serving("plan", "llama-3-70b", "h100:8", ...)` is `serve_plan("llama-3-70b", ...)`.
 
     Raises `InputError` as the kind does.
     """
-    answer: ServingEstimate | PooledEstimate | ServingPlan | PricedServing = KINDS[kind](model, cluster, **arguments)
+    answer: ServingEstimate | PooledEstimate | ServingPlan | PricedServing | PricedPools = KINDS[kind](
+        model, cluster, **arguments
+    )
     return answer

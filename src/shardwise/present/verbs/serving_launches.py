@@ -15,7 +15,7 @@ from shardwise.serve import Workload
 from shardwise.values import InputError, argument_label, parse_count, parse_quantity
 
 if TYPE_CHECKING:
-    from shardwise.interop import PricedServing
+    from shardwise.interop import PricedPools, PricedServing
 
 LAUNCH = "of read"  # group of flags
 FOLDER_FILES = (".sh", ".yaml", ".yml")  # of a folder that is read
@@ -63,8 +63,9 @@ def serve_read(
     osl: int | str | None = None,
     concurrency: float | str | None = None,
     rate_per_s: float | None = None,
-) -> PricedServing:  # fmt: skip
-    """Read what an engine is started with: a command line, a script, a manifest, a file of options, or a folder of them.
+) -> PricedServing | PricedPools:  # fmt: skip
+    """Read what an engine is started with: a command line, a script, a manifest, a file of options, or a folder of them; or the
+    commands of a prefill and a decode pool, which are priced together.
 
     With a `cluster` it is priced, under the load of `isl`, `osl` and `concurrency` or `rate_per_s`. `served_model` is the model
     of a checkpoint that the catalogue does not have, `target` the engine of a file of options alone. Every field is shown with
@@ -84,10 +85,10 @@ def serve_read(
     texts = _with_environment(texts, environment)
     architecture = load_model(os.fspath(served_model)) if isinstance(served_model, (str, os.PathLike)) else served_model
     checkpoint = architecture.name if architecture is not None else None
-    reading = interop.read_serving(texts, engine=target, architecture=architecture, checkpoint_default=checkpoint)
+    reading = interop.read_deployment(texts, engine=target, architecture=architecture, checkpoint_default=checkpoint)
     loaded = load_cluster(os.fspath(cluster)) if isinstance(cluster, (str, os.PathLike)) else cluster
     load = {"isl": isl, "osl": osl, "concurrency": concurrency, "rate_per_s": rate_per_s}
-    return interop.price_serving(reading, loaded, _read_workload(load))
+    return interop.price_deployment(reading, loaded, _read_workload(load))
 
 
 def launch_texts(launch: str | os.PathLike[str]) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from typing import Annotated
 from shardwise.model import ModelFacts
 from shardwise.search.plan_file import ClusterFacts
 from shardwise.search.serving.serving_plan import RejectedServingLayout, ServingPlan, ServingPoint
-from shardwise.search.serving_file import SERVING_PLAN_SCHEMA
+from shardwise.search.serving_file import POOLED_ESTIMATE_SCHEMA, SERVING_ESTIMATE_SCHEMA, SERVING_PLAN_SCHEMA
 from shardwise.serve import (
     BatchLimits,
     LatencyLimits,
@@ -61,7 +61,7 @@ class ServingFigures(Payload):
 class ServingEstimateRecord(Payload):
     """Estimate of one layout: the deployment that was priced, and its figures."""
 
-    SCHEMA = "shardwise.serving_estimate/1"
+    SCHEMA = SERVING_ESTIMATE_SCHEMA
     model: ModelFacts
     cluster: ClusterFacts
     workload: Workload
@@ -118,7 +118,7 @@ class PooledFigures(Payload):
 class PooledEstimateRecord(Payload):
     """Estimate of two pools: the deployment that was priced, and its figures."""
 
-    SCHEMA = "shardwise.serving_pools/1"
+    SCHEMA = POOLED_ESTIMATE_SCHEMA
     model: ModelFacts
     cluster: ClusterFacts
     workload: Workload
@@ -208,9 +208,16 @@ class ServingPlanRecord(Payload):
         )  # fmt: skip
 
 
-def dump_serving_plan(plan: ServingPlan, path: str) -> None:
-    """Write a plan as JSON, which `load_deployment` reads. Raises `InputError` if the file cannot be written."""
+def serving_record(answer: ServingPlan | ServingEstimate | PooledEstimate) -> Payload:
+    """Return the payload of a plan or of an estimate."""
+    if isinstance(answer, ServingPlan):
+        return ServingPlanRecord.of(answer)
+    return PooledEstimateRecord.of(answer) if isinstance(answer, PooledEstimate) else ServingEstimateRecord.of(answer)
+
+
+def dump_serving_plan(answer: ServingPlan | ServingEstimate | PooledEstimate, path: str) -> None:
+    """Write a plan or an estimate as JSON, which `load_deployment` reads. Raises `InputError` if the file cannot be written."""
     try:
-        Path(path).write_text(json.dumps(to_json(ServingPlanRecord.of(plan)), indent=2) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(to_json(serving_record(answer)), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"serving plan: cannot write {path}: {error.strerror}; choose a writable path") from None
