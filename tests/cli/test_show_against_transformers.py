@@ -27,6 +27,19 @@ STREAMS: dict[str, Any] = {
     "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 90, "altup_num_inputs": 3,
 }  # fmt: skip
 
+# Layers that attend to images alone are left out, and the others numbered in their order.
+IMAGE_LAYERS: dict[str, Any] = {
+    "model_type": "mllama", "vision_config": {"num_hidden_layers": 1, "num_global_layers": 1},
+    "text_config": {
+        **QWEN, "model_type": "mllama_text_model", "num_hidden_layers": 5, "cross_attention_layers": [1, 3], "pad_token_id": 1,
+        "num_attention_heads": 4, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+GIT: dict[str, Any] = {
+    "model_type": "git", "num_hidden_layers": 2, "vocab_size": 100, "hidden_size": 64, "num_attention_heads": 4,
+    "intermediate_size": 96, "max_position_embeddings": 32, "vision_config": {"num_hidden_layers": 1},
+}  # fmt: skip
+
 
 def compare(config: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     path = folder / "config.json"
@@ -36,7 +49,10 @@ def compare(config: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[
     return {name: value["value"] for name, value in values.items()}
 
 
-@pytest.mark.parametrize("config", [QWEN, LATENT, STREAMS], ids=["tied", "fused matrices", "joined matrices"])
+@pytest.mark.parametrize(
+    "config", [QWEN, LATENT, STREAMS, IMAGE_LAYERS, GIT],
+    ids=["tied", "fused matrices", "joined matrices", "layers of images", "layers in a singular"],
+)  # fmt: skip
 def test_equal_models_have_no_difference(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.model import num_params
+from shardwise.model import num_params, unit_program
+from shardwise.model.decoder import unit_counts
 from shardwise.model.huggingface.config import parse_config
 from shardwise.values import InputError
 
@@ -37,6 +38,14 @@ def test_a_published_config_is_exact_or_refused(row: dict[str, Any]) -> None:
     model = parse_config(row["config"])
     omitted = 0 if row["name"] in TEXT_ONLY else sum(part.num_params or 0 for part in model.omitted_parts)
     assert num_params(model) + omitted == row["num_params"]
+
+
+@pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
+def test_programs_of_all_units_follow_from_the_structure(row: dict[str, Any]) -> None:
+    """Derivations read no sizes: a structure that needs one would end in an error about a model that nobody gave."""
+    model = parse_config(row["config"])
+    for unit in unit_counts(model):
+        assert unit_program(model.structure, unit).operations
 
 
 def test_most_are_exact() -> None:

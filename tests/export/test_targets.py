@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from typing import get_args
 
 import pytest
 from export.random_launches import chip_of, random_launches, runnable_launches, sayable
@@ -21,6 +22,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.stack_abilities import ENGINE_STACK
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.model.structure import MlpKind
 from shardwise.search.plan import Plan, plan_layout
 from shardwise.values.errors import InputError
 from shardwise.values.units import format_seconds
@@ -45,6 +47,20 @@ def test_what_is_written_is_read_back(target: Target, num_written: int) -> None:
         heard = parse_launch(own, launch.machines, target=target.name, model=model)
         assert as_told(heard.launch) == as_told(launch), launch.layout
         assert heard.unknown == ()
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_an_mlp_that_a_target_lacks_is_a_reason(target: Target) -> None:
+    """`plan` asks every target: none fails over an activation that it has no name for."""
+    launch = next(runnable_launches(target.name, 1))
+    for mlp in get_args(MlpKind):
+        # Weights of an activation's own are known for an MLP alone.
+        if launch.model.num_experts and mlp == "xielu":
+            continue
+        changed = replace(launch, model=replace(launch.model, name="other", mlp=mlp))
+        reasons = refusals(changed, target)
+        is_judged = target.includes_model and target.stack != ENGINE_STACK
+        assert reasons or not is_judged or mlp in ("swiglu", "geglu", "gelu", "relu", "clamped_swiglu")
 
 
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "maxtext", "nanotron"])

@@ -160,6 +160,10 @@ class Case:
             found[f"{prefix}targets"] = rng.integers(sizes["V"], size=tokens)
             found[f"{prefix}loss_scale"] = np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches))
         batch = {name: array[..., self.order(sizes["T"])] if array.ndim else array for name, array in found.items()}
+        for layer in self.architecture.layer_architectures.values():
+            if layer.recurrence is not None and layer.recurrence.kind == "lightning":
+                heads = layer.recurrence.dims["L"]
+                batch["mixer.fixed_decay"] = -0.1 * np.broadcast_to(np.arange(1.0, heads + 1.0), (*tokens, heads))
         if any(layer.hashed_experts for layer in self.architecture.layer_architectures.values()):
             choices = rng.permuted(np.broadcast_to(np.arange(sizes["E"]), (*tokens, sizes["E"])), axis=-1)
             batch["hashed_experts"] = choices[..., : sizes["k"]]

@@ -23,6 +23,7 @@ def placeholder_architecture(structure: ModelStructure) -> Architecture:
         norm_gate_rank=int(structure.norm_gates), output_rank=int(structure.shared_keys),
         num_streams=structure.streams * (1 + structure.alternating_streams), laurel_rank=int(structure.laurel),
         compress_window=int(structure.compressed_keys), layer_input_dim=int(structure.layer_inputs),
+        sliding_window=1 if structure.window_kind == "chunked" else None,
         recurrence=None if structure.recurrence is None else placeholder_mixer(structure.recurrence),
         lora_rank=int(bool(structure.lora_targets)),
         lora_targets=tuple(sorted(structure.lora_targets)),

@@ -21,9 +21,10 @@ from shardwise.values import FileMessages, InputError, read_json_object
 
 INSTALL = "pip install transformers torch"
 ENDS = "outside the layers"
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 # Names of what a plan leaves out: towers of images and sound, and what projects their states.
 _TOWERS = re.compile(r"vision|visual|image|audio|multi_modal|mm_projector")
+_IMAGE_ATTENTION = ".cross_attn."  # of layers that attend to images alone, which are left out whole
 # Keys of a file that say nothing of the architecture, and that `transformers` may act on.
 _IGNORED_KEYS = ("model_type", "quantization_config", "auto_map")
 
@@ -59,7 +60,9 @@ def compare_with_transformers(path: str | Path) -> TransformersComparison:
     config = read_json_object(source, FileMessages("model: ", "a config.json is required"))
     architecture = parse_config(config, name=source.stem)
     version, model = _build_meta_model(config)
-    theirs = {name: tuple(p.shape) for name, p in model.named_parameters() if not _TOWERS.search(name)}
+    theirs = _without_image_layers(
+        {name: tuple(p.shape) for name, p in model.named_parameters() if not _TOWERS.search(name)}
+    )
     return TransformersComparison(
         version=version, model_class=type(model).__name__, num_params=sum(map(_elements, theirs.values())),
         our_num_params=num_params(architecture),
@@ -96,11 +99,20 @@ def _elements(shape: Sequence[int]) -> int:
     return count
 
 
+def _without_image_layers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes without those of layers that attend to images alone; the other layers keep their names."""
+    prefixes = tuple({name.partition(_IMAGE_ATTENTION)[0] + "." for name in shapes if _IMAGE_ATTENTION in name})
+    return {name: shape for name, shape in shapes.items() if not (prefixes and name.startswith(prefixes))}
+
+
 def _group_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LayerParameters]:
     groups: dict[str, dict[str, tuple[int, ...]]] = {ENDS: {}}
+    matches = {name: _LAYER.search(name) for name in shapes}
+    numbers = sorted({int(match[1]) for match in matches.values() if match})
+    layers = {number: f"layer {position}" for position, number in enumerate(numbers)}  # without those left out
     for name, shape in shapes.items():
-        match = _LAYER.search(name)
-        groups.setdefault(f"layer {match[1]}" if match else ENDS, {})[name] = shape
+        match = matches[name]
+        groups.setdefault(layers[int(match[1])] if match else ENDS, {})[name] = shape
     return {
         group: LayerParameters({n: _elements(s) for n, s in members.items()}, members)
         for group, members in groups.items()

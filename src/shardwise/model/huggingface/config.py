@@ -125,6 +125,9 @@ TEXT_KEY = "text_config"
 TIED_KEY = "tie_word_embeddings"
 # Families whose code reads a language model's sizes from its text_config alone, and without one takes its defaults.
 NESTED_ONLY_TYPES = ("step3p7",)
+# Families with one class, whose head is tied as the whole config says, whatever its language part does. Source: their modelling
+# code in transformers 5.23; of others AutoModelForCausalLM builds the language part alone, which its own config ties.
+TIED_BY_WHOLE_TYPES = ("moss_transcribe_diarize",)
 
 
 def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -144,7 +147,7 @@ def _tied_head(config: Mapping[str, Any], inner: Mapping[str, Any], key: str) ->
     tied = config.get(TIED_KEY)
     if tied is None:
         return {}
-    if inner.get(TIED_KEY) is False and tied is True:
+    if inner.get(TIED_KEY) is False and tied is True and config.get("model_type") not in TIED_BY_WHOLE_TYPES:
         raise InputError(
             f"model: {TIED_KEY} is true, and false in {key}; the same is required, since the head is either or not"
         )

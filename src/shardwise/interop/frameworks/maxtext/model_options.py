@@ -94,7 +94,7 @@ def _model_options(launch: Launch) -> Options:
         "base_num_kv_heads": model.num_kv_heads, "base_mlp_dim": model.dense_d_ff or model.d_ff,
         "base_num_decoder_layers": num_blocks(model),
         "head_dim": BASE_OPTIONS["head_dim"] if model.kv_lora_rank else model.head_dim,
-        "vocab_size": model.vocab_size, "mlp_activations": ACTIVATIONS[model.mlp],
+        "vocab_size": model.vocab_size, "mlp_activations": ACTIVATIONS.get(model.mlp, BASE_OPTIONS["mlp_activations"]),
         "logits_via_embedding": model.tied_embeddings, "normalization_layer_epsilon": numerics.norm_epsilon,
         **write_rotary(model), "mtp_num_layers": model.num_predict_layers,
         "attn_logits_soft_cap": numerics.attention_cap or 0.0, "final_logits_soft_cap": numerics.logit_cap or 0.0,

@@ -134,10 +134,23 @@ def write_provider(launch: Launch, fields: Options) -> dict[str, Any]:
     """Return a launch's fields, completed by the class of its model's provider and by what only Bridge has a field for."""
     model = launch.model
     name, provider = next((name, provider) for name, provider in PROVIDERS.items() if provider.makes(model))
-    function, gated = ACTIVATIONS[model.mlp][0]
-    activation = {"model.activation_func": NameExpr(function), "model.gated_linear_unit": gated}
-    completed = {PROVIDER: name, **_rename_yarn(fields), **activation, **_latent_yarn(model), **provider.write(model)}
+    completed = {
+        PROVIDER: name,
+        **_rename_yarn(fields),
+        **_write_activation(model.mlp),
+        **_latent_yarn(model),
+        **provider.write(model),
+    }
     return {field: value for field, value in completed.items() if value is not None}
+
+
+def _write_activation(mlp: str) -> Options:
+    """Return the fields of an MLP; none for one that Bridge has no function for, which is then lost when they are read back."""
+    return {
+        field: value
+        for function, gated in ACTIVATIONS.get(mlp, ())[:1]
+        for field, value in (("model.activation_func", NameExpr(function)), ("model.gated_linear_unit", gated))
+    }
 
 
 def _rename_yarn(fields: Options) -> dict[str, Any]:
