@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.hardware import load_cluster
+from shardwise.hardware import load_cluster, with_calibration
 from shardwise.layout.layout import Layout
 from shardwise.model import load_model
 from shardwise.model.job import Job
@@ -37,6 +37,7 @@ from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import get_precision
 
 CUDA = torch.device("cuda")
+NARROW = ("fp8_torchao_rowwise", "fp8_current", "fp8_delayed", "fp8_deepseek_v3", "mxfp8")
 SEQ_LEN = 16
 
 
@@ -92,10 +93,10 @@ def batches(step: int, num_seqs: int = 2) -> list[MicroBatch]:
 
 
 def train(
-    graphed: GraphedPasses | None, steps: int = 6, eager_step: int | None = None
+    graphed: GraphedPasses | None, steps: int = 6, eager_step: int | None = None, precision: str = "fp32"
 ) -> tuple[list[float], list[Tensor]]:
     recipe = TrainingRecipe(steps=steps, schedule="constant", learning_rate=1e-2)
-    instance = program()
+    instance = program(precision)
     engine = TrainingEngine(instance, recipe, World(instance.mesh, "cpu"))
     engine.graphed = graphed
     engine.initialize(0)
@@ -112,6 +113,17 @@ def test_replayed_steps_train_as_issued_ones_do() -> None:
     losses, weights = train(graphed, eager_step=4)
     assert (graphed.num_captures, graphed.num_replays) == (1, 6 - WARM_UPS - 1)
     expected, expected_weights = train(None)
+    assert losses == expected
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, expected_weights, strict=True))
+
+
+@pytest.mark.parametrize("precision", NARROW)
+def test_replayed_steps_of_narrow_products_train_as_issued_ones_do(precision: str) -> None:
+    """Scales are computed on the device: those of each operand in its cast, delayed ones from what earlier steps wrote."""
+    graphed = GraphedPasses(make_graph=RecordedGraph)
+    losses, weights = train(graphed, precision=precision)
+    assert (graphed.num_captures, graphed.num_replays) == (1, 6 - WARM_UPS)
+    expected, expected_weights = train(None, precision=precision)
     assert losses == expected
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, expected_weights, strict=True))
 
@@ -192,7 +204,7 @@ def test_another_shape_begins_anew_and_many_end_it() -> None:
         (program(), {}, torch.device("cpu"), "the device is no GPU"),
         (program(layout=Layout(dp=2, micro_batch_seqs=2)), {}, CUDA, "several ranks"),
         (program("fp16"), {}, CUDA, "loss scale"),
-        (program("fp8_torchao_rowwise"), {}, CUDA, "narrow products"),
+        *((program(name), {}, CUDA, None) for name in NARROW),
         (program(), {"respect_documents": True}, CUDA, "masks of documents"),
         (program(), {"noise_scale_every": 5}, CUDA, "noise scale"),
     ],
@@ -217,3 +229,27 @@ def test_launches_bound_small_models_and_not_large_ones() -> None:
     assert predict_load(small).is_launch_bound
     assert not predict_load(large).is_launch_bound
     assert not PassLoad(kernels_s=1.0, launches_s=1.0).is_launch_bound
+
+
+def test_the_measured_time_of_the_host_decides_where_it_is_known() -> None:
+    """A host that issues a kernel in 1 ms bounds the 1B model too, whose kernels take less; one that takes 1 us bounds nothing.
+    Gaps between kernels then belong to the device."""
+    cluster = load_cluster("h100:1", stack="shardwise")
+    assert cluster.calibration is not None
+    job = Job(global_batch_tokens=8192, seq_len=4096, precision="bf16")
+    loads = {}
+    for host_s in (None, 1e-6, 1e-3):
+        measured = {} if host_s is None else {"host_s": host_s}
+        constants = {**cluster.calibration.constants, **measured}
+        known = with_calibration(cluster, replace(cluster.calibration, constants=constants))
+        plan = plan_layout(load_model("llama-3.2-1b"), known, job, Layout(micro_batch_seqs=2))
+        loads[host_s] = predict_load(plan), plan.estimate.step_time_s
+    gaps_s = loads[None][0].launches_s
+    assert loads[1e-6][0].kernels_s == pytest.approx(loads[None][0].kernels_s + gaps_s)
+    num_kernels = gaps_s / cluster.calibration["launch_s"]
+    assert [load.launches_s for load, _ in (loads[1e-6], loads[1e-3])] == pytest.approx(
+        [1e-6 * num_kernels, 1e-3 * num_kernels]
+    )
+    assert [load.is_launch_bound for load, _ in loads.values()] == [False, False, True]
+    assert loads[1e-6][1] == loads[None][1]
+    assert loads[1e-3][1] > 1.2 * loads[None][1], "the price has the same rule"

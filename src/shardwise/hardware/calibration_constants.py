@@ -115,14 +115,18 @@ IDEAL_CONSTANTS: Mapping[str, float] = {
     name: constant.high if name.endswith("fraction") else constant.low for name, constant in CONSTANTS.items()
 }
 
-# Constants that benchmarks of the machine itself can fit (`bench machine`), and published runs cannot: without them these kernels
-# are priced as other elementwise ones. On a CPU they differ: these stream from memory or take exponentials, others run in caches.
+# Constants that benchmarks of the machine itself can fit (`bench machine`), and published runs cannot. Without `update` and
+# `loss` these kernels are priced as other elementwise ones; on a CPU they differ, as these stream from memory or take
+# exponentials, and others run in caches. Without `host_s` that of the stack counts (`Stack.host_s`); a CPU is its own host.
 BENCH_ONLY_CONSTANTS: Mapping[str, CalibrationConstant] = {
     "update": CalibrationConstant(
         "stack", 0.1, 12.0, 2.0, 0.4, True, "bytes that the optimizer's kernels move over those of fused ones"
     ),
     "loss": CalibrationConstant(
         "stack", 0.1, 60.0, 2.0, 0.4, True, "bytes that the kernels over logits move over those of fused ones"
+    ),
+    "host_s": CalibrationConstant(
+        "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "seconds of the host to issue a kernel, for which shorter kernels wait"
     ),
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ class Rates:
     exposed: Value | None = None
     launch_s: Value = 0.0
     routing_s: Value = 0.0
-    host_s: float = 0.0
+    host_s: Value = 0.0
     overlaps_gradients: bool = False
     updates_on_host: bool = False
     attention: Value = 1.0
@@ -192,7 +192,7 @@ class Rates:
     def host_behind_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
         """Return the seconds by which the host's queue of launches is longer than the device's queue of kernels; negative where
         the host gets ahead of the device. 0 with a router, which both wait for, and where the host launches no kernel."""
-        if self.is_bound or routed or not self.host_s:
+        if self.is_bound or routed or _is_zero(self.host_s):
             return 0.0
         return num_kernels * self.host_s - device_s - num_kernels * self.launch_s
 
@@ -265,13 +265,18 @@ def rates_from_constants(
     model: str = "",
     is_limited: bool = True,
 ) -> Rates:
-    """Return the rates at given constants by name, numbers or arrays; constants of links are the network's and dropped."""
+    """Return the rates at given constants by name, numbers or arrays; constants of links are the network's and dropped.
+
+    The host's seconds for a kernel are the stack's where they were not measured.
+    """
     of_links = ("link_fraction", "network_fraction")
-    chip_constants = {name: value for name, value in constants.items() if name not in of_links}
+    chip_constants = {"host_s": stack.host_s} | {
+        name: value for name, value in constants.items() if name not in of_links
+    }
     return Rates(
         chip=chip, clock=clock, fused_attention=fused_attention, has_capacity=has_capacity, policy=stack.policy,
         is_limited=is_limited,
         routed=stack.routed_layers(chip.catalog_name, model),
-        host_s=stack.host_s, overlaps_gradients=stack.overlaps_gradients,
+        overlaps_gradients=stack.overlaps_gradients,
         updates_on_host=stack.updates_on_host, **chip_constants,
     )  # fmt: skip

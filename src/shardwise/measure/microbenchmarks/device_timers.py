@@ -15,6 +15,7 @@ from torch import Tensor
 Work = Callable[[], object]
 # Larger than any L2 cache (H100 and H200: 50 MB, B200: 126 MB): written before a cold run, so that operands come from memory.
 FLUSH_BYTES = 2**28
+MOST_WRITES = 100  # of the buffer before a queued run: 5 ms on an H100
 
 
 class WorkTimer(Protocol):
@@ -28,6 +29,9 @@ class WorkTimer(Protocol):
 
     def time_issue(self, run: Work, num_runs: int) -> float:
         """Return the seconds that the host takes to start one of `num_runs` runs, without waiting for their end."""
+
+    def time_queued(self, run: Work, num_runs: int = 1) -> float:
+        """Return the seconds of one of `num_runs` runs that the device finds in its queue, and does not wait for the host."""
 
 
 class HostTimer:
@@ -51,6 +55,10 @@ class HostTimer:
 
     def time_issue(self, run: Work, num_runs: int) -> float:
         """Return the seconds of one of `num_runs` runs: a CPU is its own host."""
+        return self.time_run(run, num_runs)
+
+    def time_queued(self, run: Work, num_runs: int = 1) -> float:
+        """Return the seconds of one of `num_runs` runs: a CPU has no queue."""
         return self.time_run(run, num_runs)
 
 
@@ -78,10 +86,24 @@ class EventTimer:
     def time_cold_run(self, run: Work) -> float:
         """Return the seconds of a run after the L2 cache was emptied; the host launches it while the cache is written, so
         that a short kernel is timed without its launch."""
+        self._empty_cache()
+        return self.time_run(run)
+
+    def _empty_cache(self) -> None:
         if self._buffer is None:
             self._buffer = self._make_buffer()
         self._buffer.zero_()
-        return self.time_run(run)
+
+    def time_queued(self, run: Work, num_runs: int = 1) -> float:
+        """Return the seconds of one of `num_runs` runs, issued while the device writes its buffer twice as long as that takes.
+
+        A queue has room for some 1,000 kernels: `run` has fewer in all.
+        """
+        self._empty_cache()
+        issue_s, write_s = num_runs * self.time_issue(run, num_runs), self.time_run(self._empty_cache)
+        for _ in range(min(MOST_WRITES, 1 + int(2.0 * issue_s / max(write_s, 1e-6)))):
+            self._empty_cache()
+        return self.time_run(run, num_runs)
 
     def time_issue(self, run: Work, num_runs: int) -> float:
         """Return the seconds that the host takes to start one of `num_runs` runs."""

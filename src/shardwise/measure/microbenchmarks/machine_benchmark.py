@@ -65,10 +65,11 @@ def _time_rounds_on_rank(rank: int, size: int, device: torch.device, sizes: Mach
 def measure_rounds(size: int, device: torch.device, sizes: MachineSizes, timer: WorkTimer) -> Iterator[Round]:
     """Yield the seconds of all operations in each round on this process, after one of warm-up."""
     operations = dict(_all_operations(sizes, size, device))
+    layer = layer_operation(sizes.tiny, device, 1)
     processes = ProcessClock(size, device, timer)
     for number in range(1 + ROUNDS):
         seconds = {name: processes.seconds(operation) for name, operation in operations.items()}
-        seconds |= _time_launches(device, timer)
+        seconds |= _time_launches(layer, device, timer)
         if size > 1:
             seconds |= _time_overlap(operations, sizes.overlapped_bytes, processes)
         if number:
@@ -92,10 +93,14 @@ def _all_operations(sizes: MachineSizes, size: int, device: torch.device) -> Ite
             yield f"{kind}/{num_bytes}", TimedOperation(collective, 1)
 
 
-def _time_launches(device: torch.device, timer: WorkTimer) -> dict[str, float]:
-    """Return the seconds between the starts of kernels without work, on the device and on the host that issues them."""
+def _time_launches(layer: TimedOperation, device: torch.device, timer: WorkTimer) -> dict[str, float]:
+    """Return the seconds between the starts of kernels without work, on a device that does not wait for the host, and on the host
+    that issues them; and those of a layer without work on such a device."""
     work = launch_work(device)
-    return {"launch/gap": timer.time_run(work, LAUNCHES), "launch/issue": timer.time_issue(work, LAUNCHES)}
+    return {
+        "launch/gap": timer.time_queued(work, LAUNCHES), "launch/issue": timer.time_issue(work, LAUNCHES),
+        "launch/layer": timer.time_queued(layer.run),
+    }  # fmt: skip
 
 
 def _time_overlap(

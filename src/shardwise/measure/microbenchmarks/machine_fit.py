@@ -157,7 +157,12 @@ class MachineFit:
         return loss_s * self.bytes_per_s / sample.loss_bytes()
 
     def launch_s(self) -> float:
-        """Return the seconds per kernel of a layer so small that it only launches them."""
+        """Return the seconds per kernel of a layer so small that it only launches them; on a GPU in its queue."""
+        name = "launch/layer" if self.machine.is_gpu else f"{self.tiny.name}/layer"
+        return self.seconds[name] / self.tiny.num_kernels()
+
+    def host_s(self) -> float:
+        """Return the seconds that the host of a GPU takes per kernel of that layer: the GPU waits for each."""
         return self.seconds[f"{self.tiny.name}/layer"] / self.tiny.num_kernels()
 
     def grouped_rate(self) -> float:
@@ -243,6 +248,8 @@ class MachineFit:
             "routing_s": 0.0,  # a CPU is its own host: what routing takes is in its kernels
             "update": self.update(), "loss": self.loss(),
         }  # fmt: skip
+        if is_gpu:
+            constants["host_s"] = self.host_s()
         if is_gpu and "fp8" in self.machine.sizes.other_dtypes:
             constants["fp8_matmul_fraction"] = self.fp8_fraction()
         if is_gpu:

@@ -56,7 +56,8 @@ class CudaStepGraph:
 
 
 class PassLoad(NamedTuple):
-    """Predicted seconds of the kernels of a micro-batch's passes, and of the gaps that launching them leaves."""
+    """Predicted seconds of the kernels of a micro-batch's passes, and of launching them: by the host, where its time for a kernel
+    was measured (`bench machine`), else the gaps that launches leave."""
 
     kernels_s: float
     launches_s: float
@@ -68,7 +69,10 @@ class PassLoad(NamedTuple):
 
 
 def predict_load(plan: Plan) -> PassLoad:
-    """Return the load of a micro-batch of a plan, forward and backward, by the constants of its cluster."""
+    """Return the load of a micro-batch of a plan, forward and backward, by the constants of its cluster.
+
+    Where the host's time for a kernel is known, gaps between kernels are time of the device.
+    """
     pricing = Pricing(plan.problem, plan.layout)
     pricer, values = pricing.pricer, pricing.values
     kernels_s, num_kernels = 0.0, 0
@@ -80,7 +84,8 @@ def predict_load(plan: Plan) -> PassLoad:
             for phase in PASSES
             for making_gradients in (False, True)
         )
-    return PassLoad(kernels_s, num_kernels * float(pricer.rates.launch_s))
+    gaps_s, host_s = (num_kernels * float(seconds) for seconds in (pricer.rates.launch_s, pricer.rates.host_s))
+    return PassLoad(kernels_s + gaps_s, host_s) if host_s else PassLoad(kernels_s, gaps_s)
 
 
 def find_obstacle(instance: RankProgram, recipe: TrainingRecipe, device: torch.device) -> str | None:
@@ -89,7 +94,6 @@ def find_obstacle(instance: RankProgram, recipe: TrainingRecipe, device: torch.d
         (device.type != "cuda", "the device is no GPU"),
         (instance.mesh.num_devices > 1, "several ranks exchange messages inside a step"),
         (instance.architecture.num_experts > 0, "the host waits for the rows of each expert"),
-        (instance.precision.matmul is not None, "scales of narrow products are not followed between steps"),
         (training_dtypes(instance.precision).scales_loss, "the loss scale changes between steps"),
         (recipe.respect_documents, "masks of documents differ between batches"),
         (recipe.noise_scale_every > 0, "the gradient noise scale is measured in some steps"),
