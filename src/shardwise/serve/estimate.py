@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.serve.configuration_table import ConfigurationTable, Floats, TableEstimate
+from shardwise.serve.device_power import predict_energy, predict_power, serving_use
 from shardwise.serve.engines import ServingEngine, get_serving_engine
 from shardwise.serve.estimate_parts import (
     decode_pass_terms,
@@ -44,9 +45,6 @@ from shardwise.values.errors import join_words
 GRID_POINTS = 96  # concurrencies that a rate is looked for among
 INPUT_SHARES = (0.08, 0.3)  # shares of TPOT that other inputs take, between which spreads differ
 LOADS = (8.5, 32.5)  # requests in an instance, between which spreads of first tokens differ
-# Mean power over the rated one: 260 runs of Llama 2 70B and BLOOM 176B on A100, 0.57 in batches below 16 and 0.64 above. Source:
-# Splitwise (Patel et al. 2024), data/perf_model.csv.
-MEAN_POWER_SHARE = 0.6
 UNMEASURED_FACTOR = 1.5  # on the spreads of chips of which nothing was measured: assumed
 
 
@@ -275,21 +273,20 @@ def _assemble(model: ServingModel, pricer: PassPricer, row: _Row) -> ServingEsti
         requests_per_s * workload.osl / layout.num_devices, 0.0 if workload.rate_per_s else tpot_spread
     )
     decode = decode_pass_terms(pricer, state.running)
+    chip = model.problem.cluster.chip
+    per_copy = requests_per_s / layout.attention_copies
+    use = serving_use(pricer, state.running, per_copy, workload.osl)
+    watts = predict_power(chip, use, tpot_spread)
     return ServingEstimate(
         problem=model.problem, layout=layout, ttft_s=interval_of(ttft_s, ttft_spread), tpot_s=interval_of(tpot_s, tpot_spread),
         tokens_per_s_per_device=throughput, requests_per_s=requests_per_s, max_rate_per_s=row.max_rate,
         concurrency=requests_per_s * request_s, running=running, decode_pass_s=first(state.pass_s),
         prefill_s=first(prompt_seconds(pricer)), decode_terms=decode, prefill_terms=prompt_pass_terms(pricer),
         bound=max(decode, key=lambda term: decode[term]), memory=memory_of_row(row.memory),
-        usd_per_million_output_tokens=dollars_per_million(model.problem.cluster.chip, throughput), watts_per_device=_watts(model),
+        usd_per_million_output_tokens=dollars_per_million(chip, throughput), watts_per_device=watts,
+        joules_per_output_token=predict_energy(chip, watts, throughput.value, tpot_spread),
         is_measured=model.is_measured, notes=tuple(list_evidence_notes(model, [layout])),
     )  # fmt: skip
-
-
-def _watts(model: ServingModel) -> float | None:
-    """Return the mean watts of a device: its rated power by the share that serving draws of it."""
-    power = model.problem.cluster.chip.power_w
-    return None if power is None else power * MEAN_POWER_SHARE
 
 
 def list_evidence_notes(model: ServingModel, layouts: Sequence[ServingLayout]) -> Iterator[str]:

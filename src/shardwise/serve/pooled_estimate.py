@@ -15,13 +15,14 @@ from shardwise.serve.workload import LatencyLimits
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFigures:
     """Figures of one pool: the requests per second that it serves at most, the share of that in use, the seconds of one of its
-    passes by term (they add up to `pass_s`), and the memory of its fullest device."""
+    passes by term (they add up to `pass_s`), the memory of its fullest device, and a device's mean power."""
 
     max_rate_per_s: float
     busy_share: float
     pass_s: float
     terms: Mapping[str, float]
     memory: ServingMemory
+    watts_per_device: Prediction | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class PooledEstimate:
     user's when the decode pool has the cache. `tpot_s` is that of the decode pool, whose passes have no inputs.
     `tokens_per_s_per_device` counts output tokens over the devices of both. `bound` is the pool that is full first, and
     `prefill_devices_per_decode_device` the ratio of devices at which both are full at once. `transfer_bytes` of cache are moved
-    for a request. `running` requests decode at once in one copy of attention.
+    for a request. `running` requests decode at once in one copy of attention. `joules_per_output_token` are of both pools.
     """
 
     problem: ServingProblem
@@ -51,6 +52,7 @@ class PooledEstimate:
     bound: str
     prefill_devices_per_decode_device: float
     usd_per_million_output_tokens: Prediction | None
+    joules_per_output_token: Prediction | None
     is_measured: bool
     notes: tuple[str, ...] = ()
 

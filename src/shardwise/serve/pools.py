@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwise.serve.configuration_table import ConfigurationTable, Floats
+from shardwise.serve.device_power import decode_use, input_use, predict_power, sum_energy
 from shardwise.serve.estimate import LOADS, ServingModel, list_evidence_notes
 from shardwise.serve.estimate_parts import (
     decode_pass_terms,
@@ -37,6 +38,7 @@ from shardwise.serve.pass_work import Column
 from shardwise.serve.pooled_estimate import PooledEstimate, PoolFigures
 from shardwise.serve.pooled_layout import PooledLayout
 from shardwise.serve.resting_elements import request_elements
+from shardwise.serve.serving_estimate import Prediction
 from shardwise.serve.serving_layout import ServingLayout
 from shardwise.serve.serving_problem import BatchLimits, ServingProblem
 from shardwise.serve.steady_state import PassPricer, queueing_seconds, server_seconds
@@ -275,13 +277,17 @@ def _assemble(
     throughput = state.rate_per_s * workload.osl / num_devices
     tokens = interval_of(throughput, 0.0 if workload.rate_per_s else tpot_spread)
     terms = (prompt_pass_terms(prefill.pricer), decode_pass_terms(decode.pricer, max(state.running, 1.0)))
+    watts = _pool_watts(model, layout, pools, state)
     figures = [
         PoolFigures(
             max_rate_per_s=pool.max_rate_per_s, busy_share=min(state.rate_per_s / pool.max_rate_per_s, 1.0),
-            pass_s=sum(pass_terms.values()), terms=pass_terms, memory=memory_of_row(pool.memory),
+            pass_s=sum(pass_terms.values()), terms=pass_terms, memory=memory_of_row(pool.memory), watts_per_device=power,
         )
-        for pool, pass_terms in zip(members, terms, strict=True)
+        for pool, pass_terms, power in zip(members, terms, watts, strict=True)
     ]  # fmt: skip
+    joules = sum_energy(
+        [(watts[0], layout.prefill.num_devices), (watts[1], layout.decode.num_devices)], state.rate_per_s * workload.osl
+    )
     rates_per_device = [
         pool.max_rate_per_s / part.num_devices
         for pool, part in zip(members, (layout.prefill, layout.decode), strict=True)
@@ -295,9 +301,23 @@ def _assemble(
         transfer_bytes=transfer, prefill=figures[0], decode=figures[1],
         bound="prefill" if prefill.max_rate_per_s <= decode.max_rate_per_s else "decode",
         prefill_devices_per_decode_device=rates_per_device[1] / rates_per_device[0],
-        usd_per_million_output_tokens=dollars_per_million(model.problem.cluster.chip, tokens), is_measured=model.is_measured,
+        usd_per_million_output_tokens=dollars_per_million(model.problem.cluster.chip, tokens), joules_per_output_token=joules,
+        is_measured=model.is_measured,
         notes=tuple(_list_notes(model, layout, (prefill, decode), state)),
     )  # fmt: skip
+
+
+def _pool_watts(
+    model: ServingModel, layout: PooledLayout, pools: tuple[PrefillPool, DecodePool], state: PooledState
+) -> tuple[Prediction | None, Prediction | None]:
+    """Return the watts of a device of each pool: one computes inputs, the other tokens after the first."""
+    prefill, decode = pools
+    inputs = input_use(prefill.pricer, 0.0).scaled(state.rate_per_s / layout.prefill.attention_copies)
+    running = max(state.running, 1.0)
+    tokens_per_s = state.rate_per_s * max(model.problem.workload.osl - 1, 0) / layout.decode.attention_copies
+    tokens = decode_use(decode.pricer, running).scaled(tokens_per_s / (decode.pricer.tokens_per_pass * running))
+    chip, spread = model.problem.cluster.chip, pool_tpot_spread(model)
+    return predict_power(chip, inputs, spread), predict_power(chip, tokens, spread)
 
 
 def _list_notes(

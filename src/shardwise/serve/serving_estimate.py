@@ -59,8 +59,10 @@ class ServingEstimate:
     `concurrency` is the number of requests in the system: that of the workload, or what its rate leads to. `running` of them
     decode at once in one copy of attention. `decode_terms` and `prefill_terms` are seconds of a decode pass and of one request's
     prefill by term, and add up to `decode_pass_s` and `prefill_s`; `bound` is the largest term of the pass that users wait for
-    most. `max_rate_per_s` is what the replicas can serve at all. `is_measured` is False where nothing that was published
-    measured this engine on this chip: the numbers are then a roofline at constants of others, and `notes` say so.
+    most. `max_rate_per_s` is what the replicas can serve at all. `watts_per_device` is a device's mean power (`device_power`),
+    `joules_per_output_token` that of all devices over their tokens; both are None where the chip's rated power is not known.
+    `is_measured` is False where nothing that was published measured this engine on this chip: the numbers are then a roofline at
+    constants of others, and `notes` say so.
     """
 
     problem: ServingProblem
@@ -79,7 +81,8 @@ class ServingEstimate:
     bound: str
     memory: ServingMemory
     usd_per_million_output_tokens: Prediction | None
-    watts_per_device: float | None
+    watts_per_device: Prediction | None
+    joules_per_output_token: Prediction | None
     is_measured: bool
     notes: tuple[str, ...] = ()
 

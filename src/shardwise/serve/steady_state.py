@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from shardwise.serve.first_tokens import Arrivals, queued_passes, wave_crowding
 from shardwise.serve.kernel_seconds import ServingRates, slower_of
 from shardwise.serve.pass_cost import device_seconds, price_pass
-from shardwise.serve.pass_work import Column
+from shardwise.serve.pass_work import Column, PassWork
 from shardwise.serve.serving_constants import ServingConstants
 from shardwise.serve.speculative_decoding import expected_tokens
 from shardwise.serve.table_work import TableWork
@@ -97,11 +97,19 @@ class PassPricer:
         acceptance = self.constants.acceptance if self.acceptance is None else self.acceptance
         return expected_tokens(acceptance, self.drafted)
 
+    def decode_work(self, running: Column) -> PassWork:
+        """Return the work of a decode pass, without drafts' modules."""
+        return self.work.work(running / self.work.pp, self.rates.routing)
+
+    @property
+    def draft_share(self) -> Column:
+        """Multiple of a decode pass that it takes with drafts: their modules are a layer and the head each."""
+        return 1.0 + self.drafted * DRAFT_LAYERS / self.work.num_layers
+
     def decode_terms(self, running: Column) -> dict[str, Column]:
-        """Return the device's seconds of a decode pass by term; drafts' modules are a layer and the head each."""
-        work = self.work.work(running / self.work.pp, self.rates.routing)
-        share = 1.0 + self.drafted * DRAFT_LAYERS / self.work.num_layers
-        return {name: seconds * share for name, seconds in price_pass(work, self.rates).items()}
+        """Return the device's seconds of a decode pass by term."""
+        terms = price_pass(self.decode_work(running), self.rates)
+        return {name: seconds * self.draft_share for name, seconds in terms.items()}
 
     def decode_seconds(self, running: Column) -> Column:
         """Return the seconds of a decode pass with the host's time: between passes, and for kernels that it launches."""

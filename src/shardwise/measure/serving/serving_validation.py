@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from shardwise.measure.serving.batch_rows import SOURCE as BATCH_SOURCE
 from shardwise.measure.serving.fitted_constants import fit_everything, nested_deviations
 from shardwise.measure.serving.pool_validation import PoolValidation, validate_pool_rows
+from shardwise.measure.serving.power_fit import PowerValidation, validate_power
 from shardwise.measure.serving.serving_errors import ServingErrors
 from shardwise.measure.serving.serving_fit import FoldPredictions, RowTable, fitted_rows
 from shardwise.measure.serving.serving_rows import ServingRow, row_architecture
@@ -67,6 +68,7 @@ class ServingValidation(Payload):
 
     `batches` are the folds of `num_batches` single batches (Splitwise's), which are fitted too: TPOT is that of a token, TTFT the
     time of all inputs. `pools` are rows whose prefill and decode part, `throughput` is of a table that no constant is fitted to.
+    `power` is the fit of the watts of batches.
     """
 
     SCHEMA = "shardwise.validate.serving/1"
@@ -79,6 +81,7 @@ class ServingValidation(Payload):
     choices: Sequence[ServingChoice]
     pools: PoolValidation
     throughput: ThroughputValidation
+    power: PowerValidation
 
 
 def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValidation:
@@ -102,7 +105,7 @@ def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValida
         num_rows=int((~is_batch).sum()), fitted=of_loads["none"], folds=[of_loads[name] for name in folds],
         num_batches=int(is_batch.sum()), batches=list(of_batches.values()), coverage=_coverage(table, family, spreads),
         choices=[_choose(table, family, spreads[0], limit_s) for limit_s in TPOT_LIMITS_S],
-        pools=validate_pool_rows(), throughput=validate_throughput_rows(),
+        pools=validate_pool_rows(), throughput=validate_throughput_rows(), power=validate_power(),
     )  # fmt: skip
 
 

@@ -106,6 +106,14 @@ def _summary(estimate: ServingEstimate, path: str) -> Iterator[Block]:
                 " per million output tokens",
             )
         )
+    watts, joules = estimate.watts_per_device, estimate.joules_per_output_token
+    if watts is not None and joules is not None:
+        yield Line(
+            (
+                "  power      ", predicted_amount(watts, f"{path}watts_per_device", "W"), " per device, ",
+                predicted_amount(joules, f"{path}joules_per_output_token", "J"), " per output token",
+            )
+        )  # fmt: skip
     yield from (f"  note: {note}" for note in estimate.notes)
 
 
@@ -152,6 +160,16 @@ def predicted_dollars(prediction: Prediction, path: str) -> Line:
     return Line(
         (_prediction(prediction, path, format_usd(prediction.value), "$"), _interval_text(prediction, format_usd))
     )
+
+
+def predicted_amount(prediction: Prediction, path: str, unit: str) -> Line:
+    """Return an amount in a unit with its interval."""
+
+    def form(value: float) -> str:
+        return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+    number = _prediction(prediction, path, form(prediction.value), unit)
+    return Line((number, _interval_text(prediction, form)))
 
 
 def _interval_text(prediction: Prediction, form: Callable[[float], str]) -> str:

@@ -11,6 +11,7 @@ from shardwise.values import pluralize
 
 if TYPE_CHECKING:
     from shardwise.measure import CalibratedServing
+    from shardwise.measure.serving.power_fit import PowerValidation
     from shardwise.measure.serving.serving_errors import ServingErrors
     from shardwise.measure.serving.serving_validation import ServingFold, ServingValidation
 
@@ -126,6 +127,18 @@ def _fold_table(folds: Sequence[tuple[str, ServingFold]]) -> Table:
         for path, fold in folds
     ]
     return Table(rows=tuple(rows), right=range(1, 7))
+
+
+def _power_line(power: PowerValidation) -> Line:
+    """Return the shares of the rated power, and the error of readings that were left out."""
+    return Line(
+        (
+            "power of A100: ", share(power.idle, "power.idle"), " of the rated one, ", share(power.memory, "power.memory"),
+            " by use of the memory, ", share(power.compute, "power.compute"), " by use of the peak; ",
+            Number(f"{power.num_rows}", power.num_rows, "", "power.num_rows"), " readings, a model and degree left out: ",
+            share(power.mean_error, "power.mean_error"), " mean error",
+        )
+    )  # fmt: skip
 
 
 def _errors(errors: ServingErrors, path: str) -> tuple[Number, Number, Number]:

@@ -10,6 +10,7 @@ from shardwise.present.rendering.report import Block, Line, Report, Section, Sta
 from shardwise.present.reports.plan import term_table
 from shardwise.present.reports.serving import (
     VERDICT_TONES,
+    predicted_amount,
     predicted_dollars,
     predicted_rate,
     predicted_time,
@@ -58,6 +59,18 @@ def pooled_summary(estimate: PooledEstimate, path: str) -> Iterator[Block]:
     if cost is not None:
         dollars = predicted_dollars(cost, f"{path}usd_per_million_output_tokens")
         yield Line(("  cost       ", dollars, " per million output tokens"))
+    joules = estimate.joules_per_output_token
+    watts = estimate.prefill.watts_per_device, estimate.decode.watts_per_device
+    if joules is not None and watts[0] is not None and watts[1] is not None:
+        yield Line(
+            (
+                "  power      ", predicted_amount(watts[0], f"{path}prefill.watts_per_device", "W"),
+                " per device that prefills, ",
+                predicted_amount(watts[1], f"{path}decode.watts_per_device", "W"), " that decodes",
+            )
+        )  # fmt: skip
+        energy = predicted_amount(joules, f"{path}joules_per_output_token", "J")
+        yield Line(("             ", energy, " of both per output token"))
     yield from (f"  note: {note}" for note in estimate.notes)
 
 

@@ -47,7 +47,8 @@ class ServingFigures(Payload):
     bound: str
     memory: ServingMemory
     usd_per_million_output_tokens: Prediction | None
-    watts_per_device: float | None
+    watts_per_device: Prediction | None
+    joules_per_output_token: Prediction | None
     is_measured: bool
     notes: Sequence[str]
 
@@ -105,6 +106,7 @@ class PooledFigures(Payload):
     bound: str
     prefill_devices_per_decode_device: float
     usd_per_million_output_tokens: Prediction | None
+    joules_per_output_token: Prediction | None
     is_measured: bool
     notes: Sequence[str]
 
