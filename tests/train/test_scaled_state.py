@@ -29,7 +29,7 @@ from shardwise.model.optimizers.definition import get_optimizer
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.run.kernels.optimizers import ScaledTensor
-from shardwise.run.kernels.quantization import TiledWeight
+from shardwise.run.kernels.quantized_weights import TiledWeight
 from shardwise.run.parallel.flat_parameters import ParameterShard
 from shardwise.run.parallel.sharded_optimizer import moment_tensors
 from shardwise.run.trainer.training_engine import TrainingEngine

@@ -19,7 +19,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.kernels import device_dispatch, tensor_cores
 from shardwise.run.kernels.matmul import ProductFormats, QuantizedMatmul, product_formats
-from shardwise.run.kernels.quantization import TiledWeight, pack_e2m1, quantize_matrix, unpack_e2m1
+from shardwise.run.kernels.quantization import pack_e2m1, quantize_matrix, unpack_e2m1
+from shardwise.run.kernels.quantized_weights import TiledWeight
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.training_engine import TrainingEngine

@@ -17,7 +17,7 @@ from shardwise.model.job import Job
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
-from shardwise.run.kernels.quantization import TiledWeight
+from shardwise.run.kernels.quantized_weights import TiledWeight
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.errors import InputError

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import Chip
 from shardwise.values import BUCKET_BYTES, InputError, IssuePolicy, did_you_mean
-from shardwise.values.engine_policies import Casts, RouterWeights, WholeGradients
+from shardwise.values.engine_policies import Casts, RouterWeights, WeightCasts, WholeGradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,8 @@ class Stack:
     another stack, that stack's name. `updates_on_host`: the host updates an optimizer's state that is offloaded to it.
     `short_micro_batches`: the last micro-batch of a step may have fewer sequences than the others, and takes as much less time.
     `whole_gradients`: when it reduces gradients of ZeRO-2 and -3 in a step's last micro-batch only. `casts`: where it casts the
-    operands of low-precision matmuls. `precision`: the recipe that its users run by default, with its source.
+    operands of low-precision matmuls, and `weight_casts` how often weights that rest whole. `precision`: the recipe that its
+    users run by default, with its source.
     """
 
     name: str
@@ -215,6 +216,7 @@ class Stack:
     updates_on_host: bool = False
     short_micro_batches: bool = False
     casts: Casts = "everywhere"
+    weight_casts: WeightCasts = "each_use"
     router_weights: RouterWeights = "results"
     dropout: bool = False
     whole_gradients: WholeGradients = "never"
@@ -241,8 +243,8 @@ class Stack:
     def policy(self) -> IssuePolicy:
         """Policy of the collectives that the stack issues."""
         return IssuePolicy(
-            bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts, router_weights=self.router_weights,
-            dropout=self.dropout, whole_gradients=self.whole_gradients,
+            bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts, weight_casts=self.weight_casts,
+            router_weights=self.router_weights, dropout=self.dropout, whole_gradients=self.whole_gradients,
         )  # fmt: skip
 
     def constant_owner(self, constant: str) -> str:
@@ -276,7 +278,8 @@ def get_stack(name: str) -> Stack:
         host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
         updates_on_host=_inherited(entry, "updates_on_host", False),
         short_micro_batches=_inherited(entry, "short_micro_batches", False),
-        casts=entry.get("casts", "everywhere"), router_weights=_inherited(entry, "router_weights", "results"),
+        casts=entry.get("casts", "everywhere"), weight_casts=entry.get("weight_casts", "each_use"),
+        router_weights=_inherited(entry, "router_weights", "results"),
         dropout=entry.get("dropout", False), whole_gradients=entry.get("whole_gradients", "never"),
         precision=_inherited(entry, "precision", DEFAULT_PRECISION), routed=_routed_layers(entry),
         priors=entry.get("priors", {}), shares=dict.fromkeys(entry.get("shares", ()), entry.get("as", "")),

@@ -350,7 +350,7 @@ def stack_constants(stack: str, chip: str | None) -> Iterator[StackConstant]:
 def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
     """Return what a stack is and supports, and its constants, each with its meaning and uncertainty."""
     stack = get_stack(name)
-    facts = ("kind", "unfused_attention", "overlaps_tp", "casts")
+    facts = ("kind", "unfused_attention", "overlaps_tp", "casts", "weight_casts")
     values: list[SourcedValue] = [(fact, getattr(stack, fact), STACK_FIELDS) for fact in facts]
     values.append(("precision", stack.precision, stack.precision_source or STACK_FIELDS))
     values += [

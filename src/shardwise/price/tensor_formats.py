@@ -5,9 +5,10 @@ of its role. Their operands are cast: read in their own format and written in th
 of dims that a later product of the same pass needs. A gather for products alone moves the cast operand, and so does an
 exchange of tokens, if the recipe says so. Of a tensor that only products read in the backward pass, the cast copy is
 saved in place of the original. Source: Transformer Engine user guide, low precision training (casts, transposed copies,
-fp8 gathers of sequence parallelism, cast inputs saved); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Assumes: weights
-are cast for each micro-batch, and a cast is a kernel of its own. Differs: Transformer Engine can keep cast weights for
-all micro-batches of a step, and fuses the casts after norms and activations into these.
+fp8 gathers of sequence parallelism, cast inputs saved); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Weights are cast for
+each micro-batch; software that keeps their casts (`IssuePolicy.weight_casts`) makes them once a step, of weights that rest
+whole, which counts as a part of the update. Assumes: a cast is a kernel of its own. Differs: Transformer Engine can keep cast
+weights too, and fuses the casts after norms and activations into these.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ class SavedFormat(NamedTuple):
 
 
 class ProductOperands(NamedTuple):
-    """Operands of a unit's products in each pass, and the tensors that it saves; independent of the recipe."""
+    """Operands of a unit's products in each pass, and the tensors that it saves; independent of the recipe.
+
+    `kept` are the weights whose casts are kept for all micro-batches of a step (`values.engine_policies.WeightCasts`).
+    """
 
     operands: tuple[ProductOperand, ...]
     saved: tuple[SavedElements, ...]
+    kept: frozenset[str] = frozenset()
 
     @property
     def narrow(self) -> bool:
@@ -131,16 +136,24 @@ class TensorFormats:
         rest = bytes_per_element(self.precision.weights)
         return rest if products.narrow else max(rest, bytes_per_element(self.precision.activations))
 
+    @property
+    def keeps_weight_casts(self) -> bool:
+        """True if a weight may be cast ahead of its products: it rests wider than they take it."""
+        recipe = self.precision
+        return bool(recipe.matmul) and bytes_per_element(recipe.weights) >= bytes_per_element(recipe.activations)
+
     def resting_widths(self) -> dict[str, float]:
         """Return the bytes of each weight at rest, by field of `StateElements`.
 
-        Weights of narrow products, with their share of a scale, may be narrower than activations; other weights may not.
+        Weights of narrow products, with their share of a scale, may be narrower than activations; other weights may not. A cast
+        that is kept has both orders of dims.
         """
+        kept_width = {"kept": 2.0 * self.precision.cast_bytes(weight=True)} if self.keeps_weight_casts else {}
         rest, plain = (bytes_per_element(dtype) for dtype in (self.precision.weights, self.precision.activations))
         if self.precision.frozen:
             return {"resting": rest, "quantized": bytes_per_element(self.precision.frozen) - rest}
         if rest >= plain:
-            return {"resting": rest}
+            return {"resting": rest, **kept_width}
         block = self.precision.weight_block
         return {"resting": plain, "cast": rest - plain + (self.precision.scale_bytes / block if block else 0.0)}
 
@@ -213,11 +226,23 @@ class TensorFormats:
         return maximum(0.0, *(operand.elements.evaluate(values) * width for operand in frozen))
 
     def casts(self, phase: str, products: ProductOperands) -> Iterator[tuple[ProductOperand, float]]:
-        """Yield each operand that is cast in a phase, with the bytes read and written for an element of it."""
+        """Yield each operand that is cast in a phase, with the bytes read and written for an element of it.
+
+        A weight whose cast is kept is cast once a step, in both orders of dims, which counts as a part of its update.
+        """
         recipe, widths = self.precision, self._roles(products, phase)
+        kept_weights = products.kept if self.keeps_weight_casts else frozenset()
+        if phase == "update":
+            for operand in products.operands:
+                if operand.name in kept_weights and operand.is_forward:
+                    num_reads = recipe.cast_reads * (2 if recipe.casts_orders_apart else 1)
+                    yield operand, num_reads * widths[Role.WEIGHT] + 2 * recipe.cast_bytes(weight=True)
+            return
         forward = {operand.name: operand.orders for operand in products.operands if operand.is_forward}
         backward = {operand.name: operand.orders for operand in products.operands if not operand.is_forward}
         for operand in (operand for operand in products.operands if operand.phase == phase):
+            if operand.name in kept_weights:
+                continue
             orders = operand.orders
             saves_cast = operand.saved and recipe.saves_casts
             if saves_cast and not operand.is_forward:

@@ -154,7 +154,11 @@ PAIRS_MEANING = "square of a side of a matrix; 0 where the side is longer than t
 FULLEST_MEANING = "share of the fullest device"  # of a dim that axes split: its symbol has both
 
 # What of a unit's `State` is not all that has gradients.
-PARTIAL_STATE = {"apart": "elements of no matrices", "factors": "numbers of rows and columns"}
+PARTIAL_STATE = {
+    "apart": "elements of no matrices",
+    "factors": "numbers of rows and columns",
+    "kept": "elements cast for products",
+}
 
 
 class UnitExpression(NamedTuple):

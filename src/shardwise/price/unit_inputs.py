@@ -140,7 +140,8 @@ class StateElements(NamedTuple):
     without experts', `last` both used and shard of the array whose gradients are ready last. `apart`: of the shard what an
     optimizer of matrices leaves to another (`Optimizer.fallback`). `together`: the largest array of matrices that are updated
     whole, and one device's part of it. `factors`: the numbers that moments have for rows and columns. `quantized` and
-    `gathered_quantized`: of `resting` and of `used` the frozen weights that products read.
+    `gathered_quantized`: of `resting` and of `used` the frozen weights that products read. `kept`: weights whose casts are kept
+    during a step.
     """
 
     used: Value
@@ -155,14 +156,15 @@ class StateElements(NamedTuple):
     cast: Value
     quantized: Value
     gathered_quantized: Value
+    kept: Value
 
 
 class WeightArrays(NamedTuple):
     """Weights of a unit that move alike, as flat arrays.
 
     Elements without padding: all `elements`, those `passing` (no experts), those of `matrices`, those that block
-    products read (`cast`), and the `factors`, what moments have for rows and columns. `steps`: FLOPs of what an
-    optimizer computes from each as a whole matrix; only devices with a part of it do.
+    products read (`cast`) and those whose casts are `kept`, and the `factors`, what moments have for rows and columns.
+    `steps`: FLOPs of what an optimizer computes from each as a whole matrix; only devices with a part of it do.
     """
 
     flat: FlatArrays
@@ -173,6 +175,7 @@ class WeightArrays(NamedTuple):
     matrices: Polynomial
     factors: Polynomial
     cast: Polynomial
+    kept: Polynomial
     steps: tuple[Polynomial, ...]
 
 
@@ -186,9 +189,10 @@ class ArraySizes(NamedTuple):
     factors: Value
     cast: Value
     gathered_cast: Value
+    kept: Value
 
 
-def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
+def weight_arrays(unit: ShardedUnit, policy: IssuePolicy) -> tuple[WeightArrays, ...]:
     """Return the arrays of a unit's own weights, in the order in which the last of their gradients are ready."""
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
     matrices = weight_matrices(unit.forward.program, tables=get_optimizer(unit.scheme.optimizer).covers_vocabulary)
@@ -207,11 +211,12 @@ def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
         specs = (state_resting_spec(unit.scheme, dims[owning_weight(name)], update.dims(name)) for name in used_factors)
         factor_elements = sum_polynomials(spec.local_elements() for spec in specs)
         cast = sum_polynomials(elements for name, elements in used.items() if name in narrow)
+        kept_elements = cast if policy.weight_casts == "each_step" and not gathers else ZERO
         steps = tuple(flops.get(name, ZERO) for name in group.array_weights) if flops and group.trained else ()
         arrays.append(
             WeightArrays(
                 group.arrays, sum_polynomials(used.values()), passing, group.trained, gathers, matrix_elements,
-                factor_elements, cast, steps,
+                factor_elements, cast, kept_elements, steps,
             )
         )  # fmt: skip
     return tuple(arrays)
@@ -241,6 +246,7 @@ def state_expressions(arrays: Sequence[WeightArrays]) -> StateElements:
         ArraySizes(
             array.elements, array.elements * share, array.passing, (array.elements + array.matrices * -1.0) * share,
             array.factors, array.cast * share if array.gathers else array.cast, array.cast,
+            array.kept,
         )
         for array, share in zip(arrays, shares, strict=True)
     )  # fmt: skip
@@ -259,8 +265,9 @@ def state_elements(arrays: Sequence[WeightArrays], values: SymbolValues, max_ele
         apart = (array.elements + array.matrices * -1.0).evaluate(values) / values.group_degree(array.flat.shard_axes)
         gathered = array.cast.evaluate(values)
         cast = gathered / (values.group_degree(array.flat.shard_axes) if array.gathers else 1)
+        kept_elements = array.kept.evaluate(values)
         factors, passing = array.factors.evaluate(values), array.passing.evaluate(values)
-        sized_arrays.append((array, ArraySizes(padded, shard, passing, apart, factors, cast, gathered)))
+        sized_arrays.append((array, ArraySizes(padded, shard, passing, apart, factors, cast, gathered, kept_elements)))
         if array.trained:  # arrays that others have joined have no elements
             ready_last = where(padded > 0, padded + shard, ready_last)
         if array.trained and array.matrices:
@@ -282,6 +289,7 @@ def _sum_state(
         sum((size.apart for size in trained), start=zero), largest_array,
         sum((size.factors for size in trained), start=zero), sum((size.cast for _, size in sized_arrays), start=zero),
         sum((size.cast for size in frozen), start=zero), sum((size.gathered_cast for size in frozen), start=zero),
+        sum((size.kept for _, size in sized_arrays), start=zero),
     )  # fmt: skip
 
 
@@ -371,9 +379,17 @@ def derive_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -
     return UnitCostInputs(
         tuple(replace(kernel, steps=()) for kernel in kernels),
         tuple(replace(collective, derived=(), counts_rows_of=None) for collective in unit_instructions.collectives),
-        read_products(unit, policy), weight_grad_inputs(unit, kernels), routes_tokens(scheme.structure, name),
-        weight_arrays(unit),
+        read_products(unit, policy)._replace(kept=_kept_weights(unit, policy)), weight_grad_inputs(unit, kernels),
+        routes_tokens(scheme.structure, name), weight_arrays(unit, policy),
     )  # fmt: skip
+
+
+def _kept_weights(unit: ShardedUnit, policy: IssuePolicy) -> frozenset[str]:
+    """Return the weights of products that rest whole, where their casts are kept during a step."""
+    if policy.weight_casts == "each_use":
+        return frozenset()
+    ungathered = (name for group in weight_groups(unit) if not group.sync.gather for name in group.weights)
+    return product_weights(unit.forward.steps, unit.tensors) & frozenset(ungathered)
 
 
 @lru_cache(maxsize=8192)

@@ -25,6 +25,10 @@ BUCKET_BYTES = 25_000_000
 # casts), or `in_products` alone, as Shardwise's own engine does.
 Casts = Literal["everywhere", "in_products"]
 CASTS: tuple[Casts, ...] = get_args(Casts)
+# How often weights are cast for those matmuls where they rest whole: for `each_use`, or once in `each_step` into copies in both
+# orders of dims, which are kept for its micro-batches, as Shardwise's own engine does.
+WeightCasts = Literal["each_use", "each_step"]
+WEIGHT_CASTS: tuple[WeightCasts, ...] = get_args(WeightCasts)
 # What the router's weights multiply: the `results` of experts, as Shardwise's own engine does, which are saved for the weights'
 # gradients, or the `activations` before an expert's last product or the tokens before its first (torchtitan), after which
 # nothing of the results is saved.
@@ -48,7 +52,7 @@ class IssuePolicy:
     `noise_scale`: the norm of each micro-batch's gradient is taken, from which the gradient noise scale follows. `casts`: where
     the operands of narrow products are cast, and so what is moved and kept of them. `router_weights`: what they multiply.
     `dropout`: its masks are saved for the backward pass. `whole_gradients`: when those that ZeRO-2 and -3 scatter stay whole over
-    the micro-batches of a step.
+    the micro-batches of a step. `weight_casts`: how often weights that rest whole are cast.
     Raises `InputError` for a choice that does not exist and for buckets without room.
 
     >>> IssuePolicy(reduction="per_parameter").max_bucket_bytes
@@ -64,6 +68,7 @@ class IssuePolicy:
     router_weights: RouterWeights = "results"
     dropout: bool = False
     whole_gradients: WholeGradients = "never"
+    weight_casts: WeightCasts = "each_use"
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(GRADIENT_REDUCTIONS), self.reduction, "reduction")
@@ -71,6 +76,7 @@ class IssuePolicy:
         lookup(dict.fromkeys(CASTS), self.casts, "casts")
         lookup(dict.fromkeys(ROUTER_WEIGHTS), self.router_weights, "router_weights")
         lookup(dict.fromkeys(WHOLE_GRADIENTS), self.whole_gradients, "whole_gradients")
+        lookup(dict.fromkeys(WEIGHT_CASTS), self.weight_casts, "weight_casts")
         raise_problems(
             [] if self.bucket_bytes > 0 else [f"bucket_bytes is {self.bucket_bytes}; more than 0 is required"]
         )

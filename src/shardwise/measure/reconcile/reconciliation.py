@@ -213,14 +213,15 @@ def _remarks(plan: Plan, run: InspectedRun, changes: Mapping[str, float]) -> Ite
 
 def cast_remarks(plan: Plan, recipe: TrainingRecipe) -> Iterator[str]:
     """Yield a remark if memory is compared with another price than the plan's own."""
-    if engine_policy(plan, recipe) is not None and plan.policy.casts != "in_products":
+    policy = engine_policy(plan, recipe)
+    if policy is not None and (plan.policy.casts, plan.policy.weight_casts) != (policy.casts, policy.weight_casts):
         engine_bytes, planned_bytes = (
             sum(memory.values()) for memory in (engine_memory(plan, recipe), plan.estimate.memory)
         )
         yield (
             f"memory is held against {format_bytes(engine_bytes)}, the price of `train`, which keeps what products in "
-            f"{get_precision(plan.job.precision).matmul} take as it is; the plan's own {format_bytes(planned_bytes)} is that of "
-            "software that keeps the casts: plan again with --stack shardwise"
+            f"{get_precision(plan.job.precision).matmul} take as it is, and casts of weights that rest whole; the plan's own "
+            f"{format_bytes(planned_bytes)} is that of other software: plan again with --stack shardwise"
         )
 
 

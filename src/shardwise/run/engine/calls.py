@@ -47,7 +47,8 @@ class KernelCall:
     does so for several results, and returns them all. `is_view`: outputs share memory with inputs.
     `phase` is forward, recompute or backward. `results` are the results of the
     operations that the call stands for, whether or not it writes them; `traffic` is the collective that it starts or
-    waits for.
+    waits for. `casts` are the weights that the call casts as matrices, or takes as cast ones (`CastWeight`), each with
+    the number of its dims that are a stack of them, and of those after that are their rows or their columns.
     """
 
     kernel: Callable[..., Any]
@@ -60,6 +61,7 @@ class KernelCall:
     is_view: bool = False
     results: tuple[str, ...] = ()
     traffic: UnitCollective | None = None
+    casts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class CallBuilder:
@@ -99,6 +101,10 @@ class CallBuilder:
     def is_routed(self, *names: str) -> bool:
         """Return whether any of these tensors holds the rows of experts."""
         return any(self.unit.tensors[name].role is Role.ROUTED for name in names)
+
+    def is_weight(self, name: str) -> bool:
+        """Return whether a tensor is a weight."""
+        return self.unit.tensors[name].role is Role.WEIGHT
 
     @property
     def statistics(self) -> torch.dtype:

@@ -38,7 +38,9 @@ def _contract(builder: CallBuilder, step: ComputeStep, operation: Contract) -> K
         return expert_matmul_call(builder, step, operation)
     quantized = builder.quantized_matmul(step)
     if quantized is not None:
-        return KernelCall(quantized, (*reads, *quantized.reads), (name,), into=quantized.into)
+        splits = ((read, quantized.split(spec.dims)) for read, spec in zip(reads, step.placed.inputs, strict=True))
+        casts = {read: (0, split) for read, split in splits if split is not None and builder.is_weight(read)}
+        return KernelCall(quantized, (*reads, *quantized.reads), (name,), into=quantized.into, casts=casts)
     dims = [spec.dims for spec in step.placed.inputs]
     result = step.placed.outputs[0].dims
     product = as_matmul(dims[0], dims[1], result, builder.local_sizes(step)) if len(dims) == 2 else None
@@ -346,4 +348,4 @@ def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contr
         return experts.expert_matmul(rows, weight, routing, product=row_matmul and row_matmul.at(*scales))
 
     reads = (rows, weight, routing_key, *scale_inputs)
-    return KernelCall(kernel, reads, (name,))
+    return KernelCall(kernel, reads, (name,), casts={weight: (1, 1)} if quantized else {})

@@ -22,6 +22,7 @@ from shardwise.run.engine.unit_passes import SlotCall, Slots, TorchUnit, run_cal
 from shardwise.run.kernels.cross_entropy import cap_logits
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.matmul import SCALES_INPUT, OperandScales
+from shardwise.run.kernels.quantized_weights import CastWeight
 from shardwise.sharding import Spec
 
 Timer = Callable[[], AbstractContextManager[None]]
@@ -64,7 +65,8 @@ class ModelUnit:
     """A unit at its `path` in the model, block number `number` where it is a block.
 
     `weights` are by name in the program, `gradients` their destination; `balance_bias` is added to a router's choice,
-    `scales` are those of quantized products' operands.
+    `scales` are those of quantized products' operands. `casts` are the weights that are cast once for all passes of a step,
+    of which `current_casts` are those of the weights as they are.
     """
 
     path: str
@@ -74,6 +76,8 @@ class ModelUnit:
     number: int | None = None
     balance_bias: Tensor | None = None
     scales: OperandScales | None = None
+    casts: Mapping[str, CastWeight] = field(default_factory=dict)
+    current_casts: set[str] = field(default_factory=set)
 
     @property
     def predicts(self) -> bool:
@@ -81,8 +85,19 @@ class ModelUnit:
         return self.unit.unit.name in MTP_UNITS
 
     def put_weights(self, slots: Slots, dtype: torch.dtype) -> None:
-        """Put the weights in their slots, in the dtype of activations."""
-        self.put(slots, {name: weight.to(dtype) for name, weight in self.weights.items()})
+        """Put the weights in their slots: in the dtype of activations, or as casts for products."""
+        self.put(slots, {name: self._as_operand(name, weight, dtype) for name, weight in self.weights.items()})
+
+    def _as_operand(self, name: str, weight: Tensor, dtype: torch.dtype) -> Tensor | CastWeight:
+        """Return a weight as the calls of the unit take it; its first use in a step casts it."""
+        cast = self.casts.get(name)
+        if cast is None:
+            return weight.to(dtype)
+        if name not in self.current_casts:
+            values = weight.to(dtype)
+            cast.store(values, None if self.scales is None else self.scales.factor(name, values))
+            self.current_casts.add(name)
+        return cast
 
     def free_casts(self, slots: Slots, dtype: torch.dtype) -> None:
         """Free weights whose dtype differs from that in which they are stored."""
@@ -157,6 +172,11 @@ class TorchModel:
         self.architecture, self.layers, self.dtype, self.rank = architecture, layers, dtype, rank
         self.recorder: KernelRecorder | None = None
         self.on_input: Callable[[Any], None] | None = None  # called with each part of the batch that a unit reads
+
+    def begin_passes(self) -> None:
+        """Forget what was cast of the weights, which may have changed: each is cast again on its first use."""
+        for layer in self.layers:
+            layer.current_casts.clear()
 
     @property
     def balance_biases(self) -> dict[int, Tensor]:
@@ -315,6 +335,7 @@ class TorchModel:
     @torch.no_grad()
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """Return logits [B, T, V], in float32 or wider."""
+        self.begin_passes()
         x, batch = None, MicroBatch(ids_BT, torch.full_like(ids_BT, IGNORE_INDEX), documents_BT)
         unit_indices = [unit_index for unit_index in self._places(None) if not self.layers[unit_index].predicts]
         for unit_index, next_unit, inputs, shared in self._iterate_units(unit_indices, batch, 1.0, trains=False):

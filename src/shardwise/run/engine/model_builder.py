@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -23,7 +23,8 @@ from shardwise.run.engine.calls import CallBuilder, GradientSink
 from shardwise.run.engine.model import ModelOptions, ModelUnit, TorchModel
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.unit_passes import TorchUnit
-from shardwise.run.kernels.matmul import OperandScales, product_formats
+from shardwise.run.kernels.matmul import OperandScales, ProductFormats, product_formats
+from shardwise.run.kernels.quantized_weights import CastWeight
 from shardwise.step import RankProgram, balance_biases, unit_paths
 from shardwise.step.parameters import Parameter, list_parameters
 from shardwise.step.pipeline_stages import splits_backward_pass
@@ -35,12 +36,14 @@ class UnitTensors(NamedTuple):
 
     `weights` are by name in the program, `gradients` their destination; `balance_bias` [E] is added to a router's
     choice (None: zero); `scales` are those of quantized products' operands, where they follow from earlier steps.
+    `kept_casts` are the weights whose casts are kept from pass to pass of a step.
     """
 
     weights: Mapping[str, Tensor]
     gradients: GradientSink | None = None
     balance_bias: Tensor | None = None
     scales: OperandScales | None = None
+    kept_casts: Set[str] = frozenset()
 
 
 def build_torch_model(
@@ -65,13 +68,25 @@ def build_torch_model(
             builder = CallBuilder(template.unit, sizes, rank, dtype, product_formats(instance.precision))
             split = instance.splits_backward and splits_backward_pass(kind)
             units[key] = TorchUnit(template, builder, split=split)
-        weights, gradients, bias, scales = ends_of(path)
+        weights, gradients, bias, scales, kept_casts = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
             bias = torch.zeros(architecture.unit_architecture(kind).num_experts, dtype=torch.float32, device=device)
-        layers.append(ModelUnit(path, units[key], weights, gradients, number, bias, scales))
+        casts = dict(_allocate_casts(units[key], weights, kept_casts, product_formats(instance.precision)))
+        layers.append(ModelUnit(path, units[key], weights, gradients, number, bias, scales, casts))
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     stages = {stage: range(*bounds) for stage, bounds in zip(instance.stages, itertools.pairwise(ends), strict=True)}
     return TorchModel(architecture, layers, dtype, rank, stages, options)
+
+
+def _allocate_casts(
+    unit: TorchUnit, weights: Mapping[str, Tensor], kept_casts: Set[str], formats: ProductFormats | None
+) -> Iterator[tuple[str, CastWeight]]:
+    """Yield memory for the casts of a unit's weights that are kept."""
+    for name, split in unit.castable.items():
+        weight = weights[name]
+        weight_format = formats.of_weight(weight.shape, *split) if formats is not None and name in kept_casts else None
+        if weight_format is not None:
+            yield name, CastWeight.empty(weight.shape, *split, weight_format, weight.device)
 
 
 def _block_numbers(architecture: Architecture) -> dict[str, int]:

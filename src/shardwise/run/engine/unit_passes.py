@@ -68,15 +68,17 @@ class BackwardCalls(NamedTuple):
 class TorchUnit:
     """The passes of a unit, from its template; `builder` builds their calls.
 
-    `slot_of` maps the name of a tensor to its slot. `input` and `output` are the hidden states that enter and leave,
-    `loss` the loss where the unit makes one. `backward` has the backward pass by kind (`pipeline.actions`): full (B),
-    and with `split` also in two parts, of which the first makes the gradient of the input (I) and the second those of
-    the weights (W).
+    `slot_of` maps the name of a tensor to its slot. `castable` are the weights that may be cast before their products read
+    them, as nothing else does, with the split of their dims (`KernelCall.casts`). `input` and `output` are the hidden states
+    that enter and leave, `loss` the loss where the unit makes one. `backward` has the backward pass by kind
+    (`pipeline.actions`): full (B), and with `split` also in two parts, of which the first makes the gradient of the input
+    (I) and the second those of the weights (W).
     """
 
     def __init__(self, template: UnitInstructions, builder: CallBuilder, *, split: bool) -> None:
         self.template, self.unit = template, template.unit
         self.slot_of: dict[str, int] = {}
+        self._splits_read: dict[str, set[tuple[int, int] | None]] = {}
         # the name of the kernel that makes each result, by phase and result
         self.name_of = {(kernel.phase, name): kernel.name for kernel in template.kernels for name in kernel.outputs}
         program = self.unit.forward.program
@@ -94,6 +96,13 @@ class TorchUnit:
         self.forward_calls = list(write_gradients(forward, self.weight_of))
         self.forward = self._steps(self.forward_calls, saved)
         self.backward = {**self._full_backward(builder), **(self._split_backward(builder) if split else {})}
+        # Weights that nothing but products reads, which may be cast before: `KernelCall.casts`, where all agree.
+        self.castable: dict[str, tuple[int, int]] = {}
+        for name in program.weights:
+            readings = self._splits_read.get(name, {None})
+            dims_split = next(iter(readings))
+            if dims_split is not None and len(readings) == 1:
+                self.castable[name] = dims_split
         self.batch_parts = {key: cut for key, cut in builder.batch_parts.items() if key in self.slot_of}
 
     def _full_backward(self, builder: CallBuilder) -> dict[str, BackwardCalls]:
@@ -156,6 +165,8 @@ class TorchUnit:
         writable = {gradient_name(self.output or "")}
         steps = []
         for number, call in enumerate(calls):
+            for name in call.reads:
+                self._splits_read.setdefault(name, set()).add(call.casts.get(name))
             freed = {
                 name
                 for name in (*call.reads, *call.writes)

@@ -19,7 +19,8 @@ from torch import Tensor
 from shardwise.model import Role
 from shardwise.model import Tensor as Named
 from shardwise.run.kernels.device_dispatch import device_capability
-from shardwise.run.kernels.quantization import QuantizedTensor, TiledWeight, quantize_matrix, scaled_product
+from shardwise.run.kernels.quantization import QuantizedTensor, quantize_matrix, scaled_product
+from shardwise.run.kernels.quantized_weights import CastWeight, TiledWeight, WeightFormat
 from shardwise.run.kernels.tensor_cores import ProductOperands, cast_operand, record_product, tensor_core_product
 from shardwise.sharding import assign_letters, einsum_subscripts
 from shardwise.step.kernel_fusion import BATCH_DIMS
@@ -160,7 +161,7 @@ def matmul_or_einsum(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, 
     return as_matmul(left, right, result, sizes) or Einsum((left, right), result)
 
 
-MatmulOperand = Tensor | TiledWeight
+MatmulOperand = Tensor | TiledWeight | CastWeight
 Cast = Callable[[Tensor, NumberFormat, ScaleBlock, ScaleKind, Tensor | None], QuantizedTensor]
 SCALES_INPUT = "@scales"  # slot of a unit's `OperandScales`
 
@@ -193,6 +194,14 @@ class ProductFormats:
         """Return the cast of a tensor of a unit."""
         block = self.scaling.weight_block if tensor.role is Role.WEIGHT else self.scaling.block
         return OperandCast(self.gradient if tensor.gradient_of else self.operand, block, tensor.name)
+
+    def of_weight(self, shape: torch.Size, num_stacked: int, num_rows: int) -> WeightFormat | None:
+        """Return the format of a weight that is cast before its products: the first `num_stacked` dims are a stack of matrices,
+        the next `num_rows` their rows. None: two numbers of 4 bits in a byte would straddle its rows or columns."""
+        sides = shape[num_stacked : num_stacked + num_rows].numel(), shape[num_stacked + num_rows :].numel()
+        if self.operand.bits < 8 and any(side % 2 for side in sides):
+            return None
+        return WeightFormat(self.operand, self.scaling.weight_block, self.scaling.kind)
 
     def product(self, left: Dims, right: Dims, result: Dims, tensors: Sequence[Named]) -> QuantizedMatmul:
         """Return the product of two tensors of a unit with these dims."""
@@ -237,8 +246,13 @@ class QuantizedMatmul:
         operands = self.operands[::-1] if is_transposed else self.operands
         return QuantizedMatmul(left, right, result, operands, self.scaling)
 
+    def split(self, dims: Dims) -> int | None:
+        """Return how many leading dims of an operand are the rows or the columns of its matrix; None: it is no view of one."""
+        rows, summed = self._rows(dims), self._summed()
+        return {(*rows, *summed): len(rows), (*summed, *rows): len(summed)}.get(dims)
+
     def __call__(self, left: MatmulOperand, right: MatmulOperand, *scales: OperandScales) -> Tensor:
-        dtype = right.dtype if isinstance(left, TiledWeight) else left.dtype
+        dtype = right.dtype if isinstance(left, TiledWeight | CastWeight) else left.dtype
         return self.at(*scales).multiply(left, right, dtype)
 
     def into(
@@ -262,7 +276,7 @@ class QuantizedMatmul:
     def multiply_in_fp32(self, left: MatmulOperand, right: MatmulOperand) -> Tensor:
         """Return the product in float32, emulated."""
         first, second = self._cast_both(left, right, quantize_matrix)
-        blocks = self.operands[0].block, self.operands[1].block
+        blocks = self._blocks(left, right)
         product = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.scales_inside_matmul)
         return self._in_order_of_result(product, left, right)
 
@@ -272,8 +286,15 @@ class QuantizedMatmul:
         num_rows = (math.prod(sizes[dim] for dim in self._rows(dims)) for dims in (self.left, self.right))
         width = math.prod(sizes[dim] for dim in self._summed())
         formats = self.operands[0].to.name, self.operands[1].to.name
-        blocks = self.operands[0].block, self.operands[1].block
-        return ProductOperands((*num_rows, width), formats, blocks, self.scaling.kind)
+        return ProductOperands((*num_rows, width), formats, self._blocks(left, right), self.scaling.kind)
+
+    def _blocks(self, left: MatmulOperand, right: MatmulOperand) -> tuple[ScaleBlock, ScaleBlock]:
+        """Return the blocks of scales of both operands, as they are or will be cast."""
+        first, second = (
+            tensor.block if isinstance(tensor, CastWeight) else operand.block
+            for tensor, operand in zip((left, right), self.operands, strict=True)
+        )
+        return first, second
 
     def _in_order_of_result(self, product: Tensor, left: MatmulOperand, right: MatmulOperand) -> Tensor:
         """Return a product of matrices with the dims of the result."""
@@ -303,7 +324,7 @@ class QuantizedMatmul:
 
     def _cast(self, tensor: MatmulOperand, dims: Dims, operand: OperandCast, cast: Cast) -> QuantizedTensor:
         rows = self._rows(dims)
-        if isinstance(tensor, TiledWeight):
+        if isinstance(tensor, TiledWeight | CastWeight):
             return tensor.operand(by_columns=(dims[: len(rows)] != rows) is not tensor.turned)
         matrix = self._matrix(tensor, dims)
         return cast(matrix, operand.to, operand.block, self.scaling.kind, self._factor(operand, matrix))

@@ -1,5 +1,5 @@
-"""Matrices in narrow formats with block scales, as `values.quantization` defines them, as tensors; their products,
-summed in float32; and weights stored in FP8 with a scale for each tile.
+"""Matrices in narrow formats with block scales, as `values.quantization` defines them, as tensors, and their products,
+summed in float32.
 
 Letters: M and N rows of the two operands, K the summed dim, R and C blocks of rows and of columns.
 """
@@ -7,8 +7,6 @@ Letters: M and N rows of the two operands, K the summed dim, R and C blocks of r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 from shardwise.run.kernels.device_dispatch import has_triton
 from shardwise.values import NumberFormat
 from shardwise.values.dtypes import NUMBER_FORMATS
-from shardwise.values.quantization import MIN_AMAX, ScaleBlock, ScaleKind, Scaling
+from shardwise.values.quantization import MIN_AMAX, ScaleBlock, ScaleKind
 
 CASTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -223,65 +221,3 @@ def _floor_log2(values: Tensor) -> Tensor:
 
 def _exponent(number: float) -> int:
     return math.frexp(number)[1] - 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TiledWeight:
-    """A weight stored in a narrow format with a scale for each tile: `elements` [.., M, K] and `scales` [.., R, C].
-
-    `shape` is that of the weight; leading dims are a stack of matrices. `turned`: rows and columns are exchanged where
-    it is used.
-    """
-
-    shape: torch.Size
-    elements: Tensor
-    scales: Tensor
-    to_format: NumberFormat
-    scaling: Scaling
-    turned: bool = False
-
-    @classmethod
-    def zeros(
-        cls, shape: torch.Size, num_stacked: int, num_rows: int, to: NumberFormat, scaling: Scaling, device: torch.device
-    ) -> TiledWeight:  # fmt: skip
-        """Return zeros; the first `num_stacked` dims of `shape` are a stack, the next `num_rows` its rows."""
-        stack, rows = shape[:num_stacked], shape[num_stacked : num_stacked + num_rows].numel()
-        columns = shape[num_stacked + num_rows :].numel()
-        blocks = (-(-size // (tile or size)) for size, tile in zip((rows, columns), scaling.weight_block, strict=True))
-        elements = torch.zeros(*stack, rows, columns, dtype=CASTS[to.name], device=device)
-        return cls(shape, elements, torch.ones(*stack, *blocks, device=device), to, scaling)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.elements.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.elements.device
-
-    def to(self, dtype: torch.dtype) -> TiledWeight:
-        """Return itself: products take it as it is, whatever the dtype of the activations."""
-        return self
-
-    def transpose(self, first: int, second: int) -> TiledWeight:
-        """Return it with rows and columns of each matrix exchanged."""
-        shape = torch.Size((*self.shape[:first], self.shape[second], self.shape[first]))
-        return replace(self, shape=shape, turned=not self.turned)
-
-    def __iter__(self) -> Iterator[TiledWeight]:
-        """Yield the matrices of a stack."""
-        for elements, scales in zip(self.elements, self.scales, strict=True):
-            yield replace(self, shape=self.shape[1:], elements=elements, scales=scales)
-
-    def store(self, values: Tensor) -> None:
-        """Quantize a tensor of its shape."""
-        elements, scales = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (self.elements, self.scales))
-        for matrix, target, target_scales in zip(values.reshape(elements.shape), elements, scales, strict=True):
-            cast = quantize_matrix(matrix, self.to_format, self.scaling.weight_block, self.scaling.kind)
-            target.copy_(cast.elements)
-            target_scales.copy_(cast.scales)
-
-    def operand(self, *, by_columns: bool) -> QuantizedTensor:
-        """Return one matrix as an operand of a product, by its rows, or by its columns as rows."""
-        quantized = QuantizedTensor(self.elements, self.scales, torch.ones((), device=self.device))
-        return quantized.transpose() if by_columns else quantized

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardwise.run.kernels.quantization import TiledWeight
+from shardwise.run.kernels.quantized_weights import TiledWeight
 from shardwise.run.mixed_precision import TrainingDtypes
 from shardwise.run.parallel.mesh_collectives import MeshCollectives, PendingWork, TrafficLabel
 from shardwise.run.parallel.world import World

@@ -31,15 +31,14 @@ def issue_policy(recipe: TrainingRecipe, *, routed: bool) -> IssuePolicy:
         reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
         statistics=ROUTER_STATISTICS[recipe.balance] if routed else "never",
-        noise_scale=recipe.noise_scale_every > 0, casts="in_products",
+        noise_scale=recipe.noise_scale_every > 0, casts="in_products", weight_casts="each_step",
     )  # fmt: skip
 
 
 def engine_policy(plan: Plan, recipe: TrainingRecipe) -> IssuePolicy | None:
-    """Return the engine's issue policy if its memory differs from the plan's stack: it casts in products alone. None
-    for a precision recipe that saves no casts."""
-    precision = get_precision(plan.job.precision)
-    if not (precision.matmul and precision.saves_casts):
+    """Return the engine's issue policy if its memory differs from the plan's stack: it casts activations in products alone, and
+    keeps casts of weights. None for a precision recipe without narrow products."""
+    if not get_precision(plan.job.precision).matmul:
         return None
     return issue_policy(recipe, routed=plan.model.num_experts > 0)
 

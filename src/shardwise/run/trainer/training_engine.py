@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -124,7 +125,19 @@ class TrainingEngine:
         views = {name: view for group in self.groups for name, view in group.views.items()}
         parameters = self.instance.parameters_by_unit[path]
         weights = {weight: views[parameter.name] for weight, parameter in parameters.items()}
-        return UnitTensors(weights, self.reducer.of_unit(path), scales=self.scales.of(path))
+        kept_casts = {weight for weight, parameter in parameters.items() if parameter.name in self._kept_casts}
+        return UnitTensors(weights, self.reducer.of_unit(path), scales=self.scales.of(path), kept_casts=kept_casts)
+
+    @cached_property
+    def _kept_casts(self) -> frozenset[str]:
+        """Full names of the weights whose casts are kept during a step: those that rest whole, and not as casts.
+
+        Weights that are gathered have one use in each order for each gather, so that nothing would be saved.
+        """
+        if self.instance.policy.weight_casts == "each_use":
+            return frozenset()
+        ungathered = (group for group in self.groups if not group.splits_weights)
+        return frozenset(name for group in ungathered for name, view in group.views.items() if isinstance(view, Tensor))
 
     def _gatherer(self) -> WeightGatherer:
         instance, flat = self.instance, dict(zip(self.instance.groups, self.groups, strict=True))
@@ -200,6 +213,7 @@ class TrainingEngine:
         """Run the passes of a step and the reductions of its gradients, as a graph where there is one; return the losses."""
 
         def passes(batches: Iterable[MicroBatch]) -> list[Tensor]:
+            self.model.begin_passes()
             runner = PipelineRunner(self.passes, batches, num_targets, num_micro_batches, loss_scale=loss_scale)
             losses = runner.run() or self._zero_losses()
             self.reducer.end_step()
@@ -244,6 +258,7 @@ class TrainingEngine:
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
         """Return the loss of a batch, without a step."""
         batches = list(micro_batches)
+        self.model.begin_passes()
         passes = PipelineRunner(self.passes, batches, num_targets, len(batches), trains=False)
         (loss, *_) = passes.run() or self._zero_losses()
         return self.summed(loss)
@@ -284,6 +299,8 @@ class TrainingEngine:
             yield from ((PARAMETERS, tensor) for tensor in group.stored_tensors())
             if group.has_master:
                 yield MASTER, group.state
+        casts = (cast for layer in self.model.layers for cast in layer.casts.values())
+        yield from ((PARAMETERS, tensor) for cast in casts for tensor in cast.tensors())
         for gradients in self.reducer.groups:
             staged = () if gradients.staging is None else gradients.staging.stored_tensors()
             yield from ((GRADIENTS, tensor) for tensor in (gradients.flat.gradients, *staged))
