@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from crosscheck.mixer_weights import Arrays, mamba1_weights, mamba2_weights, split_array, stack_filters
 from torch import nn
 
 from shardwise.derive.sharded_unit import derive_unit
@@ -26,7 +27,6 @@ from shardwise.model.structure import ModelStructure
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Mesh
 
-Arrays = dict[str, Any]
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 SEQS, POSITIONS, WIDTH = 2, 11, 12
 TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 1e-5
@@ -176,29 +176,18 @@ def _recurrent_gemma() -> nn.Module:
     return _RecurrentGemma(_module(path, "RecurrentGemmaRecurrentBlock", config))
 
 
-def _split(array: Any, sizes: Mapping[str, int], axis: int = 0) -> Arrays:
-    """Return named parts of an array along an axis."""
-    ends = np.cumsum(list(sizes.values()))
-    assert ends[-1] == array.shape[axis]
-    return dict(zip(sizes, np.split(array, ends[:-1], axis=axis), strict=True))
-
-
-def _filters(stored: Any, sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-    """Return the filters [W, *channels] of streams that a module convolves together."""
-    parts = _split(stored[:, 0], sizes)
-    return {f"{name}_conv": part.T.reshape(-1, *shapes[name]) for name, part in parts.items()}
-
-
 def _gated_delta(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     heads, per, n, x = (mixer.dims[d] for d in "LONX")
     shapes: dict[str, tuple[int, ...]] = {"q": (heads, n), "k": (heads, n), "v": (heads, per, x)}
-    arrays = _filters(stored["conv1d.weight"], {name: int(np.prod(shape)) for name, shape in shapes.items()}, shapes)
+    arrays = stack_filters(
+        stored["conv1d.weight"], {name: int(np.prod(shape)) for name, shape in shapes.items()}, shapes
+    )
     if "in_proj_qkvz.weight" in stored:  # by head: queries, keys, values and gates; then beta and steps
         by_head = stored["in_proj_qkvz.weight"].reshape(heads, -1, WIDTH)
-        parts = _split(by_head, {"q": n, "k": n, "v": per * x, "z": per * x}, axis=1)
-        parts |= _split(stored["in_proj_ba.weight"].reshape(heads, -1, WIDTH), {"b": per, "a": per}, axis=1)
+        parts = split_array(by_head, {"q": n, "k": n, "v": per * x, "z": per * x}, axis=1)
+        parts |= split_array(stored["in_proj_ba.weight"].reshape(heads, -1, WIDTH), {"b": per, "a": per}, axis=1)
     else:
-        parts = _split(stored["in_proj_qkv.weight"], {"q": heads * n, "k": heads * n, "v": heads * per * x})
+        parts = split_array(stored["in_proj_qkv.weight"], {"q": heads * n, "k": heads * n, "v": heads * per * x})
         parts |= {name: stored[f"in_proj_{name}.weight"] for name in "zba"}
     shapes |= {"z": shapes["v"], "b": (heads, per), "a": (heads, per)}
     arrays |= {f"w_{name}": part.reshape(*shapes[name], WIDTH) for name, part in parts.items()}
@@ -211,7 +200,7 @@ def _gated_delta(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
 def _kimi_delta(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     heads, n = mixer.dims["L"], mixer.dims["N"]
     shapes = dict.fromkeys("qkv", (heads, n))
-    arrays = _filters(stored["conv1d.weight"], dict.fromkeys("qkv", heads * n), shapes)
+    arrays = stack_filters(stored["conv1d.weight"], dict.fromkeys("qkv", heads * n), shapes)
     arrays |= {f"w_{name}": stored[f"{name}_proj.weight"].reshape(heads, n, WIDTH) for name in "qkv"}
     if mixer.full_rank_gates:
         gates = {"w_f": "forget_gate.f_proj", "w_g": "g_proj"}
@@ -258,46 +247,6 @@ def _mlstm(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     }  # fmt: skip
 
 
-def _mamba2(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
-    groups, per, n, x = (mixer.dims[d] for d in "LONX")
-    heads, keys = ((groups, per), (groups, n)) if mixer.structure.has_groups else ((groups,), (n,))
-    shapes: dict[str, tuple[int, ...]] = {"z": (*heads, x), "x": (*heads, x), "b": keys, "c": keys, "dt": heads}
-    sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
-    streams = {name: sizes[name] for name in "xbc"}
-    arrays = _filters(stored["conv1d.weight"], streams, shapes)
-    biases = _split(stored["conv1d.bias"], streams)
-    arrays |= {f"{name}_conv.bias": part.reshape(shapes[name]) for name, part in biases.items()}
-    projections = _split(stored["in_proj.weight"], sizes)
-    arrays |= {f"w_{name}": part.reshape(*shapes[name], WIDTH) for name, part in projections.items()}
-    if "in_proj.bias" in stored:
-        projections = _split(stored["in_proj.bias"], sizes)
-        arrays |= {f"{name}.bias": part.reshape(shapes[name]) for name, part in projections.items()}
-        arrays["out.bias"] = stored["out_proj.bias"]
-    if "norm.weight" in stored:
-        arrays["norm.weight"] = stored["norm.weight"].reshape(*heads, x)
-    vectors = {"step.bias": "dt_bias", "log_rate": "A_log", "skip": "D"}
-    arrays |= {name: stored[vector].reshape(heads) for name, vector in vectors.items()}
-    return arrays | {"w_out": stored["out_proj.weight"].T.reshape(*heads, x, WIDTH)}
-
-
-def _mamba1(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
-    channels, n, rank = (mixer.dims[d] for d in "LNq")
-    arrays = {
-        f"w_{name}": part for name, part in _split(stored["in_proj.weight"], {"x": channels, "z": channels}).items()
-    }
-    narrow = _split(stored["x_proj.weight"], {"step_latent": rank, "b": n, "c": n})
-    arrays |= {f"w_{name}": part for name, part in narrow.items()}
-    arrays |= {
-        f"{name}_norm.weight": stored[f"{norm}_layernorm.weight"]
-        for name, norm in zip(narrow, ("dt", "b", "c"), strict=True)
-    }
-    return arrays | {
-        "x_conv": stored["conv1d.weight"][:, 0].T, "x_conv.bias": stored["conv1d.bias"], "w_step": stored["dt_proj.weight"],
-        "step.bias": stored["dt_proj.bias"], "log_rate": stored["A_log"], "skip": stored["D"],
-        "w_out": stored["out_proj.weight"].T,
-    }  # fmt: skip
-
-
 def _rg_lru(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     blocks, width = mixer.dims["L"], mixer.dims["X"]
     stored = {name.removeprefix("module."): array for name, array in stored.items()}
@@ -316,8 +265,8 @@ def _rg_lru(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
 
 def _short_conv(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     sizes = dict.fromkeys(("gate_in", "gate_out", "x"), mixer.dims["L"])
-    weights = {f"w_{name}": part for name, part in _split(stored["in_proj.weight"], sizes).items()}
-    biases = {f"{name}.bias": part for name, part in _split(stored["in_proj.bias"], sizes).items()}
+    weights = {f"w_{name}": part for name, part in split_array(stored["in_proj.weight"], sizes).items()}
+    biases = {f"{name}.bias": part for name, part in split_array(stored["in_proj.bias"], sizes).items()}
     return {
         **weights, **biases, "x_conv": stored["conv.weight"][:, 0].T, "x_conv.bias": stored["conv.bias"],
         "w_out": stored["out_proj.weight"].T, "out.bias": stored["out_proj.bias"],
@@ -363,24 +312,24 @@ JUDGES: dict[str, Judge] = {
     "xLSTM": Judge(
         _xlstm, RecurrentMixer(kind="mlstm", num_heads=3, num_groups=3, key_dim=2, head_dim=4, conv_width=1), _mlstm
     ),
-    "Bamba": Judge(_bamba, RecurrentMixer(**MAMBA, norm="after_gate"), _mamba2),
+    "Bamba": Judge(_bamba, RecurrentMixer(**MAMBA, norm="after_gate"), mamba2_weights),
     "Nemotron-H": Judge(
-        _nemotron_h, RecurrentMixer(**MAMBA, num_groups=2, norm="after_gate", projection_bias=True), _mamba2
+        _nemotron_h, RecurrentMixer(**MAMBA, num_groups=2, norm="after_gate", projection_bias=True), mamba2_weights
     ),
     "Falcon-H1": Judge(
         lambda: _falcon_h1(mamba_rms_norm=True, mamba_norm_before_gate=True),
         RecurrentMixer(**MAMBA, num_groups=2, norm="before_gate"),
-        _mamba2,
+        mamba2_weights,
     ),
     "Falcon-H1 without norm": Judge(
-        lambda: _falcon_h1(mamba_rms_norm=False), RecurrentMixer(**MAMBA, num_groups=2, norm="none"), _mamba2
+        lambda: _falcon_h1(mamba_rms_norm=False), RecurrentMixer(**MAMBA, num_groups=2, norm="none"), mamba2_weights
     ),
     "Jamba": Judge(
         _jamba,
         RecurrentMixer(
             kind="mamba1", num_heads=24, key_dim=5, gate_rank=3, conv_width=4, conv_bias=True, step_norms=True
         ),
-        _mamba1,
+        mamba1_weights,
     ),
     "RecurrentGemma": Judge(
         _recurrent_gemma,

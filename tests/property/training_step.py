@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 from schemes import scheme_of
 
+from shardwise.derive.sharded_program import ComputeStep
 from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units
 from shardwise.derive.tensor_specs import handed_spec, state_resting_spec
 from shardwise.layout.sharding_scheme import ShardingScheme
@@ -67,6 +68,7 @@ class Case:
     seqs: int = 1
     positions: int = 2
     seed: int = 0
+    weight_spread: float = 0.5  # standard deviation of weights; chains of saturated scores amplify rounding errors
     structure: tuple[tuple[str, Any], ...] = ()  # further fields of the architecture
     optimizer: str = DEFAULT_OPTIMIZER
 
@@ -137,7 +139,7 @@ class Case:
             if ".lambda_" in name:  # exponents, which are small: else a factor of e^8 cancels in the norm behind it
                 state[name] = rng.normal(size=shape) * 0.1
             else:
-                state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
+                state[name] = rng.normal(size=shape) * self.weight_spread + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
             for moment, update in self.optimizer_of(name).moments.items():
                 dims, side = program.dims(name), self.optimizer_of(name).max_preconditioned_side
@@ -226,7 +228,10 @@ class StrictDevices(VirtualDevices):
             *unit.update.program.names_with_role(Role.STATE),
             *unit.update.program.names_with_role(Role.FACTOR),
         )
-        weights = {(name, forward.specs[name]) for name in unit.weights}
+        self.lent: dict[
+            str, list[Any]
+        ] = {}  # gradients that other units made of this one's weights, before they are reduced
+        weights = {(name, forward.specs[name]) for name in forward.program.weights}
         hidden = {
             (name, forward.specs[name])
             for name in forward.program.inputs
@@ -252,6 +257,14 @@ class StrictDevices(VirtualDevices):
             if (name, spec) in known or name in self.state
         }
         super().run_instructions(program, instructions)
+
+    def compute(self, program: Program, step: ComputeStep) -> None:
+        super().compute(program, step)
+        for name, spec in step.writes:
+            lent = self.lent.pop(name, None)
+            if lent is not None:
+                own = self.live_shards[name, spec]
+                self.live_shards[name, spec] = [a + b for a, b in zip(own, lent, strict=True)]
 
     def gather_array(self, name: str, spec: Spec) -> Any:
         owned = (*spec.sharded_axes, *spec.partial)
@@ -327,6 +340,11 @@ class _Chain:
             for name, prefix in names
         ]
         self.reads: list[Mapping[str, CarriedSource]] = [{}, *carried_sources(case.architecture), {}]
+        kinds = [name for name, _ in names]
+        self.owners = [  # of each unit, the positions of the units that own the weights that it borrows
+            {weight: kinds.index(owner) for weight, owner in units[name].forward.program.borrowed.items()}
+            for name in kinds
+        ]
 
     def run(self) -> Outcome:
         state, batches = self.case.inputs()
@@ -340,6 +358,10 @@ class _Chain:
                         state_resting_spec(self.scheme, dims, own),
                         state[f"{prefix}{name}.{part}"],
                     )
+        for (unit, _, devices), owners in zip(self.links, self.owners, strict=True):
+            for name, position in owners.items():
+                key = name, unit.forward.specs[name]
+                devices.live_shards[key] = self.links[position][2].live_shards[key]
         for batch in batches:
             self.micro_batch(batch)
         moved = {"micro_batch": self.take_moved()}
@@ -395,6 +417,9 @@ class _Chain:
             devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
                 primal = name.removeprefix("d.").partition("#")[0]
+                if primal in self.owners[position]:
+                    self.lend_gradient(position, name, primal)
+                    continue
                 assert unit.backward.specs[name] == handed_spec(self.scheme, unit.forward.program.tensors[primal])
                 shards = devices.live_shards[name, unit.backward.specs[name]]
                 if primal == "x":
@@ -408,6 +433,16 @@ class _Chain:
                     devices.live_shards[key] = [a + b for a, b in zip(shards, devices.live_shards[key], strict=True)]
         last.live_shards[loss] = (
             own_loss if earlier_loss is None else [a + b for a, b in zip(earlier_loss, own_loss, strict=True)]
+        )
+
+    def lend_gradient(self, position: int, gradient: str, weight: str) -> None:
+        """Hand the gradient of a borrowed weight, a partial sum, to the unit that owns the weight and reduces both."""
+        unit, _, devices = self.links[position]
+        shards = devices.live_shards[gradient, unit.backward.specs[gradient]]
+        owner, _, others = self.links[self.owners[position][weight]]
+        earlier = others.lent.get(owner.gradients[weight])
+        others.lent[owner.gradients[weight]] = (
+            shards if earlier is None else [a + b for a, b in zip(earlier, shards, strict=True)]
         )
 
     def carried_key(self, source: CarriedSource) -> tuple[str, Spec]:

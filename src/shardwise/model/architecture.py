@@ -24,6 +24,7 @@ from shardwise.model.layer_pattern import (
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.model.omitted_parts import OmittedPart, config_notes
 from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence
+from shardwise.model.shared_blocks import AdaptedParts
 from shardwise.model.size_rules import combination_problems, kind_problems
 from shardwise.model.structure import (
     ACTIVATION_WEIGHTS,
@@ -49,6 +50,7 @@ OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
     "index_heads", "index_head_dim", "index_topk", "index_block", "expert_latent_dim", "embedding_rows", "norm_gate_rank",
     "num_streams", "output_rank", "compress_window", "layer_input_dim", "layer_input_rows", "laurel_rank",
+    "adapter_rank",
 )  # fmt: skip
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
@@ -85,7 +87,10 @@ class Architecture:
     none), or for twice as many in `overlapping_windows`, of which the indexer selects some where there is one;
     `hashed_experts` are chosen by the token (DeepSeek-AI 2026, DeepSeek-V4). With a `layer_input_dim` each layer reads an
     embedding of that width, of `layer_input_rows` rows (0: as the vocabulary); layers with `key_sharing` store keys and values
-    for later ones, or reuse them. A layer mixes tokens (`mixer`) and has an MLP or
+    for later ones, or reuse them. With a `shared_block` the recurrence reads the residual stream and what a block of attention
+    and an MLP, with the weights of the layer of the kind `weights_of` ("": its own), makes of it and of the embedding, which
+    layers read with `carried_embedding`; its `adapted_parts` have adapters of `adapter_rank` in each layer (Zyphra 2024, Zamba2).
+    A layer mixes tokens (`mixer`) and has an MLP or
     experts (`feed_forward`), or one of the two. "mlp_and_experts" are an MLP of width `dense_d_ff` beside experts, whose
     router has a norm of its own (Gemma 4). Layers that differ are kinds: `layer_kinds` gives by name the fields in which a
     kind differs from all the others here, those of the base layer, and `layer_pattern` says which kind each layer is, "block"
@@ -189,6 +194,11 @@ class Architecture:
     layer_input_dim: int = field(default=0, metadata=OMIT_DEFAULT)
     layer_input_rows: int = field(default=0, metadata=OMIT_DEFAULT)
     key_sharing: KeySharing = field(default="none", metadata=OMIT_DEFAULT)
+    carried_embedding: bool = field(default=False, metadata=OMIT_DEFAULT)
+    shared_block: bool = field(default=False, metadata=OMIT_DEFAULT)
+    weights_of: str = field(default="", metadata=OMIT_DEFAULT)
+    adapted_parts: AdaptedParts = field(default="none", metadata=OMIT_DEFAULT)
+    adapter_rank: int = field(default=0, metadata=OMIT_DEFAULT)
     recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
     layer_pattern: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
@@ -350,9 +360,9 @@ class Architecture:
             "R": self.rope_head_dim or 1,
             "U": self.v_head_dim or self.head_dim,
             "J": 2 * self.d_model,
-            "r": self.lora_rank or 1,
+            "r": self.lora_rank or self.adapter_rank or 1,
             "y": 2 * self.lora_rank or 1,
-            **({"d": self.d_model} if self.head_layer else {}),
+            **({"d": self.d_model} if self.head_layer or self.carried_embedding else {}),
             **({"h": self.norm_gate_rank} if self.norm_gate_rank else {}),
             **({"b": 2 * self.q_lora_rank} if self.raw_query_latent else {}),
             **({"u": 1} if ACTIVATION_WEIGHTS.get(self.mlp) else {}),

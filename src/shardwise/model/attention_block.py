@@ -177,9 +177,9 @@ class AttentionBuilder(BlockPartBuilder):
 
     def project_heads(self, y: str, name: str, dims: tuple[str, ...]) -> str:
         """Add queries, keys or values as flat heads, before norms and rotation."""
-        heads = dims[2:]
+        heads, width = dims[2:], self.builder.tensors[y].dims[-1]
         target = f"{name}_flat" if name != "v" else name
-        flat = self.contract(y, f"w{name}", (*heads, "D"), target, dims)
+        flat = self.contract(y, f"w{name}", (*heads, width), target, dims)
         return self.add_bias(flat, "qkv", target, heads, dims)
 
     def latent_heads(self, y: str) -> tuple[str, ...]:

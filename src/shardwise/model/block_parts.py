@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shardwise.model.adapters import EXPERT_MODULES, MODULES_BY_WEIGHT
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
+from shardwise.model.shared_blocks import ADAPTED_WEIGHTS
 from shardwise.model.structure import HAS_NORM
 from shardwise.values import lookup
 
@@ -76,6 +77,7 @@ class BlockPartBuilder:
             str, str
         ] = {}  # tensors that the layer reads beside the residual stream, by its inputs' names
         self.handed_on: list[str] = []  # tensors that later layers read
+        self.shared_prefix = prefix  # of the weights of a shared block, where a program has the layer that owns them
 
     def read_carried(self, name: str, dims: Iterable[str]) -> str:
         """Return the name of a tensor that the layer reads beside the residual stream: an input, in a unit's program."""
@@ -175,9 +177,13 @@ class BlockPartBuilder:
         matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
         out = self.builder.contract(x, matrix, f"{self.prefix}{name}", dims, role)
         module = self.module_of(weight)
-        if module not in self.architecture.structure.lora_targets:
+        if module in self.architecture.structure.lora_targets:
+            return self.add_adapter(out, x, (weight, module), tuple(weight_dims), name)
+        adapted = ADAPTED_WEIGHTS[self.architecture.adapted_parts]
+        if weight not in adapted:
             return out
-        return self.add_adapter(out, x, (weight, module), tuple(weight_dims), name)
+        with self.builder.borrowing(""):  # each layer has its own
+            return self.add_adapter(out, x, (weight, adapted[weight]), tuple(weight_dims), name)
 
     def module_of(self, weight: str) -> str:
         """Return the module that a weight is a part of; without a latent of queries, both their parts are `q_proj`."""

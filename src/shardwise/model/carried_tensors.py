@@ -1,12 +1,13 @@
-"""Tensors that pass between layers beside the residual stream: inputs of each layer, and keys and values that layers share.
+"""Tensors that pass between layers beside the residual stream: the embedding, inputs of each layer made of it, and keys and
+values that layers share.
 
 A unit hands such a tensor on as a further result with the role `CARRIED`, and a later one reads it as an input of that role.
 `carried_sources` says for each layer which tensor of which unit it reads: programs of whole models and engines follow it. A
 carried tensor stays on the devices from its unit's forward pass until the last backward pass that reads it, so its bytes are
 those of the unit that computes it.
 
-Dims: a layers, p the width of a layer's inputs, t the rows of their table. Source: Google 2025 (Gemma 3n), Google 2026 (Gemma 4):
-`Gemma3nTextModel` and `Gemma4TextModel` of transformers 5.23.
+Dims: a layers, p the width of a layer's inputs, t the rows of their table. Source: Google 2025 (Gemma 3n), Google 2026 (Gemma 4),
+Zyphra 2024 (Zamba): `Gemma3nTextModel`, `Gemma4TextModel` and `ZambaModel` of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ Architecture = Any  # `model.architecture` imports this module
 TOKENS = ("B", "T")
 # Sharing of a layer's keys and values: later layers read them ("store"), or it reads those of an earlier one ("reuse").
 KeySharing = Literal["none", "store", "reuse"]
+CARRIED_EMBEDDING = "carried_embedding"
 LAYER_INPUTS, LAYER_INPUT = "layer_inputs", "layer_input"  # those of all layers, and that of one
 SHARED_KEYS, SHARED_VALUES = "reused_k", "reused_v"
 LAYERS, INPUT_WIDTH, TABLE_ROWS = "a", "p", "t"
@@ -52,15 +54,20 @@ def carried_dims(model: Architecture) -> Mapping[str, int]:
 
 def has_carried_tensors(model: Architecture) -> bool:
     """Return whether any tensor passes between layers beside the residual stream."""
-    return bool(model.layer_input_dim) or any(
-        layer.key_sharing != "none" for layer in model.layer_architectures.values()
+    return (
+        model.carried_embedding
+        or bool(model.layer_input_dim)
+        or any(layer.key_sharing != "none" for layer in model.layer_architectures.values())
     )
 
 
 def describe_carried_tensors(model: Architecture) -> str:
     """Return what passes between the layers of a model beside the residual stream, as messages say it."""
     shares_keys = any(layer.key_sharing != "none" for layer in model.layer_architectures.values())
-    parts = {"an embedding for each layer": model.layer_input_dim, "keys and values that layers share": shares_keys}
+    parts = {
+        "an embedding for each layer": model.layer_input_dim, "keys and values that layers share": shares_keys,
+        "the embedding that shared blocks read": model.carried_embedding,
+    }  # fmt: skip
     return " and ".join(part for part, is_present in parts.items() if is_present)
 
 
@@ -77,6 +84,8 @@ def carried_sources(model: Architecture) -> tuple[Mapping[str, CarriedSource], .
         reads = {}
         if layer.layer_input_dim:
             reads[LAYER_INPUT] = CarriedSource(None, 1, number)
+        if layer.shared_block:
+            reads[CARRIED_EMBEDDING] = CarriedSource(None, 1)
         key = (layer.sliding_window, layer.window_kind, layer.num_kv_heads, layer.head_dim)
         if layer.key_sharing == "store":
             stored[key] = number
@@ -106,6 +115,11 @@ def carried_problems(model: Architecture) -> list[str]:
         problems.append(
             "key_sharing is about keys and values from the hidden state, without latents, indexers and differences; "
             "key_sharing = none is required"
+        )
+    if model.carried_embedding and (model.layer_input_dim or model.num_streams or model.num_predict_layers):
+        problems.append(
+            "carried_embedding is that of one residual stream, without embeddings for each layer and modules behind the layers; "
+            "layer_input_dim = 0, num_streams = 0 and num_predict_layers = 0 are required"
         )
     has_other_streams = model.num_streams and not model.alternating_streams
     if (shares_keys or model.layer_input_dim) and (model.num_predict_layers or has_other_streams or model.parallel):

@@ -17,6 +17,7 @@ from shardwise.model.alternating_streams import AlternatingStreamBuilder
 from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN, TOKENS, NormDims, add_norm
 from shardwise.model.carried_tensors import (
+    CARRIED_EMBEDDING,
     INPUT_WIDTH,
     LAYER_INPUT_DIMS,
     LAYER_INPUTS_DIMS,
@@ -94,6 +95,8 @@ def model_program(architecture: Architecture) -> Program:
     for layer, (unit, sources) in enumerate(zip(architecture.layer_units, carried_sources(architecture), strict=True)):
         block = BlockBuilder(builder, architecture.unit_architecture(unit), f"{layer}.")
         block.carried = {name: _carried_name(builder, results, source, name) for name, source in sources.items()}
+        if block.architecture.weights_of:
+            block.shared_prefix = f"{architecture.layer_units.index(block.architecture.weights_of)}."
         x = block.build(results[-1][0])
         results.append((x, *block.handed_on))
     x = results[-1][0]
@@ -224,8 +227,11 @@ def add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: s
 
 
 def add_embeddings(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> tuple[str, ...]:
-    """Add the embedding, and the inputs of all layers where each has an embedding of its own."""
+    """Add the embedding, also as what later layers read, and the inputs of all layers where each has an embedding of its own."""
     x = add_embedding(builder, architecture, prefix)
+    if architecture.carried_embedding:
+        carried = builder.elementwise("handover", [x], f"{prefix}{CARRIED_EMBEDDING}", HIDDEN, Role.CARRIED)
+        return x, carried
     streams = stream_builder(builder, architecture, prefix).split(x) if architecture.structure.streams else x
     if not architecture.structure.layer_inputs:
         return (streams,)

@@ -7,10 +7,10 @@ from functools import partial
 
 from shardwise.model.alternating_streams import LAUREL_RANK, AlternatingStreamBuilder
 from shardwise.model.attention_block import AttentionBuilder
-from shardwise.model.block_parts import HIDDEN, TOKENS
-from shardwise.model.carried_tensors import INPUT_WIDTH, LAYER_INPUT, LAYER_INPUT_DIMS
+from shardwise.model.block_parts import HIDDEN, TOKENS, NormDims
+from shardwise.model.carried_tensors import CARRIED_EMBEDDING, INPUT_WIDTH, LAYER_INPUT, LAYER_INPUT_DIMS
 from shardwise.model.mixer_builder import add_recurrent_mixer
-from shardwise.model.operations import HashedRoute, Route
+from shardwise.model.operations import Concatenate, HashedRoute, Route
 from shardwise.model.program import ModelPart, Role
 from shardwise.model.recurrent_mixers import RecurrentStructure
 from shardwise.model.residual_streams import StreamBuilder
@@ -23,6 +23,8 @@ class BlockBuilder(AttentionBuilder):
     """Writes one block's operations: what mixes its tokens, and an MLP or experts."""
 
     def build(self, x: str) -> str:
+        if self.architecture.shared_block:
+            return self.mixer_beside_shared_block(x)
         if self.architecture.alternating_streams:
             return self.alternate_streams(x)
         if self.architecture.structure.streams:
@@ -33,6 +35,33 @@ class BlockBuilder(AttentionBuilder):
         if not self.architecture.structure.layer_inputs:
             return x
         return self.elementwise("add", [x, self.layer_input(x)], "x_next_layer", HIDDEN, Role.RESIDUAL)
+
+    def mixer_beside_shared_block(self, x: str) -> str:
+        """Add a recurrence of the residual stream and of what a shared block makes of it, which the stream itself does not take
+        (Glorioso et al. 2024, Zamba, figure 2)."""
+        joined = self.elementwise("add", [x, self.shared_block(x)], "mixer_input", HIDDEN, Role.RESIDUAL)
+        recurrence = self.architecture.structure.recurrence
+        assert recurrence is not None, "a shared block stands beside a recurrence"
+        mixed = self.recurrent_mixer(recurrence, self.pre_norm(joined, "attention_norm", "mixer"))
+        return self.elementwise("add", [x, mixed], "x_out", HIDDEN, Role.RESIDUAL)
+
+    def shared_block(self, x: str) -> str:
+        """Add attention to the hidden state beside the embedding and an MLP behind it, without residual sums, and the layer's own
+        product of the result. Norms and matrices of the block are those of the layer that owns them."""
+        pair = self.builder.tensor(f"{self.prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
+        self.builder.add(Concatenate((x, self.read_carried(CARRIED_EMBEDDING, HIDDEN)), (pair,), ("D", "D")))
+        with self.builder.borrowing(self.architecture.weights_of, (self.prefix, self.shared_prefix)):
+            y = self.sub_layer_norm(pair, "pair_norm", NormDims((*TOKENS, "J"), ("J",), ("J",)))
+            attended = self.attention(y)
+            self.builder.set_role(
+                attended, Role.RESIDUAL
+            )  # summed where the residual stream rests, as its norm needs the sum
+            out = self.feed_forward(self.norm(attended, "mlp_norm"))
+        self.builder.set_role(out, Role.RESIDUAL)
+        with self.builder.in_part(ModelPart.MLP):
+            narrow = self.contract(out, "shared_out", ("d", "D"), "shared_narrow", (*TOKENS, "d"))
+            result = self.builder.tensor(f"{self.prefix}shared_result", HIDDEN, Role.ACTIVATION)
+            return self.builder.add(Concatenate((narrow,), (result,), ("d",)))
 
     def halves(self, x: str) -> str:
         """Add what mixes tokens and what follows it, each with its norms and the residual around it."""

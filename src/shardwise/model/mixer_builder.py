@@ -144,24 +144,29 @@ class MixerBuilder:
         return self.norm(out, over, values) if IS_AFTER_GATE[self.structure.norm] else out
 
     def mamba1(self, y: str) -> str:
-        channels = ("L",)
+        channels: Dims = ("L", "O") if self.structure.has_groups else ("L",)
         projected, gate = self.project(y, "x", channels), self.project(y, "z", channels)
         (x,) = self.convolve_all([projected], ("x",), (channels,))
         latent, k, q = (
             self.narrow_projection(x, name, width) for name, width in (("step_latent", "q"), ("b", "N"), ("c", "N"))
         )
         flat = self.builder.contract(
-            latent, self.weight("w_step", ("L", "q")), f"{self.prefix}step_flat", (*TOKENS, "L")
+            latent, self.weight("w_step", (*channels, "q")), f"{self.prefix}step_flat", (*TOKENS, *channels)
         )
         step = self.step(flat, channels)
         scaled = self.elementwise("multiply", [x, step], "v", channels)
-        scanned = self.recurrence("additive", (q, k, scaled, step), channels, rates=self.weight("log_rate", ("L", "N")))
+        scanned = self.recurrence(
+            "additive", (q, k, scaled, step), channels, rates=self.weight("log_rate", (*channels, "N"))
+        )
         skipped = self.elementwise("multiply", [x, self.weight("skip", channels)], "skipped", channels)
         out = self.elementwise("add", [scanned, skipped], "mixed", channels)
         return self.project_out(self.elementwise("swiglu", [gate, out], "gated", channels))
 
     def narrow_projection(self, x: str, name: str, width: str) -> str:
-        """Add a projection of all channels to a few, and its norm, where the structure has one."""
+        """Add a projection of all channels, or of those of each group, to a few, and its norm, where the structure has one."""
+        if self.structure.has_groups:
+            matrix = self.weight(f"w_{name}", ("L", width, "O"))
+            return self.builder.contract(x, matrix, f"{self.prefix}{name}", (*TOKENS, "L", width))
         out = self.builder.contract(x, self.weight(f"w_{name}", (width, "L")), f"{self.prefix}{name}", (*TOKENS, width))
         return self.norm(out, (width,), (width,), f"{name}_norm") if self.structure.step_norms else out
 

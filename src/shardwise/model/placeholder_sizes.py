@@ -25,6 +25,6 @@ def placeholder_architecture(structure: ModelStructure) -> Architecture:
         compress_window=int(structure.compressed_keys), layer_input_dim=int(structure.layer_inputs),
         sliding_window=1 if structure.window_kind == "chunked" else None,
         recurrence=None if structure.recurrence is None else placeholder_mixer(structure.recurrence),
-        lora_rank=int(bool(structure.lora_targets)),
+        adapter_rank=int(structure.adapted_parts != "none"), lora_rank=int(bool(structure.lora_targets)),
         lora_targets=tuple(sorted(structure.lora_targets)),
     )  # fmt: skip

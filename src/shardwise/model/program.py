@@ -117,16 +117,19 @@ class ProgramBuilder:
         self.operations: list[Operation] = []
         self.inputs: list[str] = []
         self.part: ModelPart | None = None
-        self.lender = ""
+        self.lender, self.prefixes = "", ("", "")
 
     @contextmanager
-    def borrowing(self, lender: str) -> Iterator[None]:
-        """Let weights that are used meanwhile belong to another unit; those that the program has already stay its own."""
-        outer, self.lender = self.lender, lender
+    def borrowing(self, lender: str, prefixes: tuple[str, str] = ("", "")) -> Iterator[None]:
+        """Let weights that are used meanwhile belong to another unit; those that the program has already stay its own.
+
+        `prefixes` are those of names in this unit, and in the other one where a program has both.
+        """
+        outer, self.lender, self.prefixes = (self.lender, self.prefixes), lender, prefixes
         try:
             yield
         finally:
-            self.lender = outer
+            self.lender, self.prefixes = outer
 
     @contextmanager
     def in_part(self, part: ModelPart | None) -> Iterator[None]:
@@ -153,6 +156,7 @@ class ProgramBuilder:
     def weight(
         self, name: str, dims: Iterable[str], *, part: ModelPart | None = None, adapter: bool = False, frozen: bool = False
     ) -> str:  # fmt: skip
+        name = self.prefixes[1] + name.removeprefix(self.prefixes[0])
         owner = self.tensors[name].owner if name in self.tensors else self.lender
         self.input(name, dims, Role.WEIGHT)
         frozen = frozen or (self.adapters_only and not adapter)

@@ -7,16 +7,17 @@ Each mixes the normalised hidden state [B, T, D] along the sequence and gives a 
 - `lightning`: attention without a softmax, whose decays of each head are fixed (Qin et al. 2024; MiniMax-01).
 - `mlstm`: matrix memory with exponential gates, divided by what the same gates make of the keys (Beck et al. 2024, xLSTM).
 - `mamba2`: the state space model of Mamba-2 (Dao and Gu 2024; Nemotron-H, Granite 4, Falcon-H1, Bamba, Zamba2).
-- `mamba1`: the state space model of Mamba (Gu and Dao 2023; Jamba), with a state of width N for each channel.
+- `mamba1`: the state space model of Mamba (Gu and Dao 2023; Jamba), with a state of width N for each channel; each of several
+  groups of channels has keys, queries and steps of its own (Zamba).
 - `rg_lru`: the real-gated linear recurrent unit (De et al. 2024, Griffin; RecurrentGemma): a state for each channel, whose gates
   come from blocks of channels.
 - `short_conv`: a gated short convolution (LFM2), without a state.
 
 Dims: L heads of keys (`gated_delta`, `kimi_delta`, `lightning`, `mlstm`), groups of heads that share keys (`mamba2` with more
-than one group), heads (`mamba2` with one group), channels (`mamba1`, `short_conv`) or blocks of channels (`rg_lru`), which tensor
-parallelism splits; O heads of values for each of these; N and X widths of a key and of a value, so that a state is N x X, or both
-that of a block; n is as wide as N; W taps of the
-convolution, w the rows before; q the rank of gates and steps; c the tokens of a chunk.
+than one group), heads (`mamba2` with one group), channels (`mamba1`, `short_conv`) or blocks of channels (`rg_lru`), which
+tensor parallelism splits (groups of O channels each of `mamba1` with groups); O heads of values for each of these; N and X
+widths of a key and of a value, so that a state is N x X, or both that of a block; n is as wide as N; W taps of the convolution,
+w the rows before; q the rank of gates and steps; c the tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class RecurrentMixer:
             problems.append(
                 f"model: recurrent num_heads = {self.num_heads} is not a multiple of num_groups = {self.num_groups}"
             )
+        if not problems and self.kind == "mamba1" and self.num_groups > 1 and self.step_norms:
+            problems.append("model: step_norms are known for one group of channels; num_groups = 1 is required")
         if not problems and self.kind in ("kimi_delta", "lightning", "mlstm") and self.num_heads != self.num_groups:
             problems.append(
                 f"model: {self.kind} has a key for each of num_heads = {self.num_heads} heads; num_groups = "
@@ -119,7 +122,7 @@ class RecurrentMixer:
     @property
     def structure(self) -> RecurrentStructure:
         """The structure: all that derivations read of a mixer."""
-        has_groups = self.kind == "gated_delta" or (self.kind == "mamba2" and self.num_groups > 1)
+        has_groups = self.kind == "gated_delta" or (self.kind in ("mamba1", "mamba2") and self.num_groups > 1)
         return RecurrentStructure(
             kind=self.kind, has_groups=has_groups, norm=self.norm, step_norms=self.step_norms, conv_bias=self.conv_bias,
             projection_bias=self.projection_bias, full_rank_gates=self.full_rank_gates, bounded_decay=self.bounded_decay,
@@ -162,7 +165,7 @@ def parse_recurrence(fields: Mapping[str, Any]) -> RecurrentMixer:
 
 def placeholder_mixer(structure: RecurrentStructure) -> RecurrentMixer:
     """Return a mixer of this structure with placeholder sizes, which derivations do not read."""
-    num_groups = 2 if structure.has_groups and structure.kind == "mamba2" else 1
+    num_groups = 2 if structure.has_groups and structure.kind in ("mamba1", "mamba2") else 1
     return RecurrentMixer(
         kind=structure.kind, num_heads=num_groups, num_groups=num_groups, conv_width=2, norm=structure.norm,
         step_norms=structure.step_norms, conv_bias=structure.conv_bias, projection_bias=structure.projection_bias,

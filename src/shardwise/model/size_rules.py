@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.model.adapters import LORA_TARGETS, expand_lora_targets
 from shardwise.model.carried_tensors import carried_problems, carried_sources
 from shardwise.model.layer_pattern import pattern_problems
+from shardwise.model.shared_blocks import owner_problems, shared_block_problems
 from shardwise.model.structure import ACTIVATION_WEIGHTS, IS_GATED
 from shardwise.values import InputError
 
@@ -65,6 +66,7 @@ def combination_problems(model: Architecture) -> Iterator[str]:
     yield from _part_problems(model)
     yield from _indexer_problems(model)
     yield from _shared_key_problems(model)
+    yield from shared_block_problems(model)
 
 
 def _indexer_problems(model: Architecture) -> Iterator[str]:
@@ -188,6 +190,7 @@ def _parts_without_adapters(model: Architecture) -> list[str]:
         "a gate of attention": model.attention_gate != "none", "one head of keys": model.shared_keys,
         "a latent of experts": bool(model.expert_latent_dim), "an embedding for each layer": bool(model.layer_input_dim),
         "streams that layers predict": model.alternating_streams, "a learned residual": bool(model.laurel_rank),
+        "a shared block": model.shared_block,
     }  # fmt: skip
     return [name for name, is_present in parts.items() if is_present]
 
@@ -219,4 +222,6 @@ def kind_problems(model: Architecture) -> list[str]:
             carried_sources(model)
         except ValueError as error:
             problems.append(f"model {model.name}: {error}")
+    if not problems and model.layer_pattern:
+        problems += [f"model {model.name}: {problem}" for problem in owner_problems(model)]
     return problems

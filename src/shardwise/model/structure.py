@@ -10,6 +10,7 @@ from shardwise.model.adapters import LORA_TARGETS
 from shardwise.model.carried_tensors import KeySharing
 from shardwise.model.layer_pattern import BASE_LAYER
 from shardwise.model.recurrent_mixers import RecurrentStructure
+from shardwise.model.shared_blocks import AdaptedParts
 from shardwise.values import did_you_mean, raise_problems
 
 MixerKind = Literal["attention", "none"]  # what mixes the tokens of a layer, beside a recurrence
@@ -92,8 +93,10 @@ class ModelStructure:
     `shared_keys`: one head of keys, which are its values as well, serves all query heads, and each group of heads has an output
     product of its own; `compressed_keys` stand for windows of tokens beside it, or for `overlapping_windows`. `layer_inputs`:
     each layer reads an embedding of its own, and `key_sharing` layers store keys and values for later ones, or reuse these
-    (`carried_tensors`). `hashed_experts` are chosen by the token. `kinds` are the structures of the layers that differ from this
-    one, by the names of their units, in the order in which the model first has them.
+    (`carried_tensors`). A `shared_block` of attention and an MLP is what the mixer reads beside the residual stream; its
+    weights are those of the layer `weights_of`, and `adapted_parts` have adapters of each layer (`shared_blocks`).
+    `carried_embedding`: layers read the embedding. `hashed_experts` are chosen by the token. `kinds` are the structures of the
+    layers that differ from this one, by the names of their units, in the order in which the model first has them.
     """
 
     mixer: MixerKind = "attention"
@@ -146,6 +149,10 @@ class ModelStructure:
     raw_query_latent: bool = False
     layer_inputs: bool = False
     key_sharing: KeySharing = "none"
+    carried_embedding: bool = False
+    shared_block: bool = False
+    weights_of: str = ""
+    adapted_parts: AdaptedParts = "none"
     norm_gates: bool = False
     norm_gates_over: NormedParts = "both"
     choice_bias: bool = False
@@ -160,7 +167,7 @@ class ModelStructure:
             "mixer": MixerKind, "feed_forward": FeedForwardKind, "mlp": MlpKind, "norm": NormKind, "positions": PositionKind,
             "qk_norm_over": NormWidth, "attention_gate": AttentionGate, "attention_gate_function": GateFunction,
             "pre_norms_over": NormedParts, "post_norms_over": NormedParts, "norm_gates_over": NormedParts,
-            "stream_norms": StreamNorms, "window_kind": WindowKind, "key_sharing": KeySharing,
+            "stream_norms": StreamNorms, "window_kind": WindowKind, "key_sharing": KeySharing, "adapted_parts": AdaptedParts,
         }  # fmt: skip
         problems = [
             f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"

@@ -236,9 +236,9 @@ class DeviceMemory:
         edges = _largest_unit(self.stage.state, self._end_units, "transient_bytes")
         largest = maximum(0.0, *(size * (count > 0) for size, count in layers))
         if not self.gathers_ahead:
-            return maximum(largest, edges)
+            return maximum(largest, edges) + self._lent_to_layers
         pairs = (size * (count > 0) + size * (count > 1) for size, count in layers)
-        return maximum(largest + edges, *pairs)
+        return maximum(largest + edges, *pairs) + self._lent_to_layers
 
     @property
     def _gathered_stepwise(self) -> GatheredBytes:
@@ -264,8 +264,8 @@ class DeviceMemory:
         of_head = counts.head * (head.transient_bytes - head.unscattered_bytes)
         head_gradients = self._head_gradients(of_head)
         lent = embedding.unscattered_bytes
-        in_layer = two_layers + gradient_bytes + head_gradients.in_layer
-        in_next = two_layers + gradient_bytes + head_gradients.before + leaving
+        in_layer = two_layers + gradient_bytes + head_gradients.in_layer + self._lent_to_layers
+        in_next = two_layers + gradient_bytes + head_gradients.before + leaving + self._lent_to_layers
         in_backward = lent + maximum(leaving, embedding.arriving_bytes)
         at_embedding = maximum(in_backward, embedding.transient_bytes - lent + of_layer)
         if not counts.predict:
@@ -292,6 +292,11 @@ class DeviceMemory:
         if counts.embedding:
             return HeadGradientBytes(gradients, gradients, gradients)
         return HeadGradientBytes(gradients, gradients + shards, 0.0)
+
+    @property
+    def _lent_to_layers(self) -> Value:
+        """Bytes of gradients of weights that layers use and another layer owns, from their last use to their first."""
+        return sum((size * (count > 0) for size, count in self._of_layers("lent_bytes")), start=0.0)
 
     def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
         """Return a field of each kind of layer that the stage has, with the number of layers."""

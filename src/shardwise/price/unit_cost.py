@@ -69,7 +69,8 @@ class StateCost:
     the gradients among the transient bytes. `arriving_bytes`: what a device receives when they are scattered, before it is
     added to the resting gradients. `leaving_bytes`: what of both is still live when the gradients of the next unit are made.
     `passing_bytes`: gradients as products give them, where the resting ones have another format. `deferred_bytes`: whole
-    gradients of ZeRO-2 and -3, less the resting ones, where they are reduced in a step's last micro-batch only.
+    gradients of ZeRO-2 and -3, less the resting ones, where they are reduced in a step's last micro-batch only. `lent_bytes`:
+    gradients of weights of another layer, which stay whole until that layer reduces them with its own.
     """
 
     gather_forward_s: Annotated[Value, "ZeRO's collectives for it in a forward pass"]
@@ -88,6 +89,7 @@ class StateCost:
     leaving_bytes: Annotated[Value, "the last of its gradients to be scattered"]
     passing_bytes: Annotated[Value, "its gradients as products give them"]
     deferred_bytes: Annotated[Value, "its whole gradients until the last micro-batch, beyond those at rest"]
+    lent_bytes: Annotated[Value, "gradients of weights that another layer owns"]
     update_bytes: Annotated[Value, "what is there beside the state while matrices are updated as a whole"]
 
 

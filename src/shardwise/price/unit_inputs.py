@@ -222,6 +222,13 @@ def weight_arrays(unit: ShardedUnit, policy: IssuePolicy) -> tuple[WeightArrays,
     return tuple(arrays)
 
 
+def _lent_gradients(unit: ShardedUnit) -> Polynomial:
+    """Return the elements of the gradients of weights that a unit borrows, before their owners reduce them."""
+    program = unit.forward.program
+    weights = (name for name in program.borrowed if not program.tensors[name].frozen)
+    return sum_polynomials(weight_use_spec(unit.scheme, program.dims(name)).local_elements() for name in weights)
+
+
 def _whole_matrix_flops(unit: ShardedUnit) -> dict[str, Polynomial]:
     """Return by weight the FLOPs of functions of the whole matrix whose results are not kept."""
     flops: dict[str, Polynomial] = {}
@@ -302,6 +309,7 @@ class UnitCostInputs(NamedTuple):
     weight_grad_inputs: tuple[SavedElements, ...]
     routed: bool
     arrays: tuple[WeightArrays, ...]
+    lent_gradients: Polynomial  # elements, as used, of trained weights that other units own
 
     def is_routed(self, phase: str) -> bool:
         """Return True if a phase launches products of experts, whose sizes the host reads from the router's counts.
@@ -327,7 +335,7 @@ class UnitCostInputs(NamedTuple):
     def state_key(self) -> Hashable:
         """Key that is equal for two units whose state, update and weight communication cost the same at any sizes."""
         update = tuple((kernel.flops, *kernel.elements.items()) for kernel in self.kernels if kernel.phase == "update")
-        return self.state_collectives, update, self.products.narrow, self.arrays
+        return self.state_collectives, update, self.products.narrow, self.arrays, self.lent_gradients
 
 
 def chunked_groups(
@@ -380,7 +388,7 @@ def derive_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -
         tuple(replace(kernel, steps=()) for kernel in kernels),
         tuple(replace(collective, derived=(), counts_rows_of=None) for collective in unit_instructions.collectives),
         read_products(unit, policy)._replace(kept=_kept_weights(unit, policy)), weight_grad_inputs(unit, kernels),
-        routes_tokens(scheme.structure, name), weight_arrays(unit, policy),
+        routes_tokens(scheme.structure, name), weight_arrays(unit, policy), _lent_gradients(unit),
     )  # fmt: skip
 
 

@@ -70,7 +70,13 @@ class UnitMemory:
         elements = state_elements(parts.arrays, values, self.max_bucket_elements)
         resting_bytes = self.state_bytes(parts, scheme, elements)
         of_update, deferred = self.update_bytes(parts, elements, values), self.deferred_bytes(scheme, elements, values)
-        return parts, elements, {**resting_bytes, "update_bytes": of_update, "deferred_bytes": deferred}
+        lent = parts.lent_gradients.evaluate(values) * self.unscattered_width(scheme)
+        columns = {"update_bytes": of_update, "deferred_bytes": deferred, "lent_bytes": lent}
+        return parts, elements, {**resting_bytes, **columns}
+
+    def unscattered_width(self, scheme: ShardingScheme) -> float:
+        """Return the bytes of an element of a gradient before it is scattered; 0 where gradients rest whole."""
+        return bytes_per_element(self.precision.gradients) if scheme.zero_stage >= 2 else 0.0
 
     def deferred_bytes(self, scheme: ShardingScheme, elements: StateElements, values: SymbolValues) -> Value:
         """Return the bytes of gradients that stay whole until a step's last micro-batch, less those that rest in shards.
@@ -176,7 +182,7 @@ class UnitMemory:
         precision, gradient = self.precision, self.precision.gradient_bytes
         gathered = self.formats.weight_in_use(parts.products) if scheme.zero_stage == 3 else 0.0
         narrower = bytes_per_element(precision.frozen) - gathered if precision.frozen and gathered else 0.0
-        unscattered = bytes_per_element(precision.gradients) if scheme.zero_stage >= 2 else 0.0
+        unscattered = self.unscattered_width(scheme)
         passing = bytes_per_element(precision.activations)
         casts = scheme.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
         stepwise = unscattered if self.loss.stepwise else 0.0

@@ -15,13 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shardwise.model import Architecture, num_params, unit_program
+from shardwise.model import Architecture, borrowed_weights, num_params, unit_program
 from shardwise.model.huggingface.config import parse_config
 from shardwise.values import FileMessages, InputError, read_json_object
 
 INSTALL = "pip install transformers torch"
 ENDS = "outside the layers"
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
+# Adapters of one of the layers that share a block, by its number among them: a list in the block of the first one (Zamba2).
+_ADAPTER = re.compile(r"adapter_list\.(\d+)\.")
 # Names of what a plan leaves out: towers of images and sound, and what projects their states.
 _TOWERS = re.compile(r"vision|visual|image|audio|multi_modal|mm_projector")
 _IMAGE_ATTENTION = ".cross_attn."  # of layers that attend to images alone, which are left out whole
@@ -66,7 +68,7 @@ def compare_with_transformers(path: str | Path) -> TransformersComparison:
     return TransformersComparison(
         version=version, model_class=type(model).__name__, num_params=sum(map(_elements, theirs.values())),
         our_num_params=num_params(architecture),
-        first_difference=next(_differences(_group_by_layer(theirs), _group_program_weights(architecture)), ""),
+        first_difference=next(_differences(_group_by_layer(theirs, architecture), _group_program_weights(architecture)), ""),
     )  # fmt: skip
 
 
@@ -105,14 +107,18 @@ def _without_image_layers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tu
     return {name: shape for name, shape in shapes.items() if not (prefixes and name.startswith(prefixes))}
 
 
-def _group_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LayerParameters]:
+def _group_by_layer(shapes: Mapping[str, tuple[int, ...]], architecture: Architecture) -> dict[str, LayerParameters]:
     groups: dict[str, dict[str, tuple[int, ...]]] = {ENDS: {}}
+    units = architecture.layer_units
+    sharing = [f"layer {i}" for i, unit in enumerate(units) if architecture.unit_architecture(unit).shared_block]
     matches = {name: _LAYER.search(name) for name in shapes}
     numbers = sorted({int(match[1]) for match in matches.values() if match})
     layers = {number: f"layer {position}" for position, number in enumerate(numbers)}  # without those left out
     for name, shape in shapes.items():
-        match = matches[name]
-        groups.setdefault(layers[int(match[1])] if match else ENDS, {})[name] = shape
+        match, adapter = matches[name], _ADAPTER.search(name)
+        layer = layers[int(match[1])] if match else ENDS
+        layer = sharing[int(adapter[1])] if adapter and int(adapter[1]) < len(sharing) else layer
+        groups.setdefault(layer, {})[name] = shape
     return {
         group: LayerParameters({n: _elements(s) for n, s in members.items()}, members)
         for group, members in groups.items()
@@ -120,10 +126,8 @@ def _group_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LayerPar
 
 
 def _group_program_weights(architecture: Architecture) -> dict[str, LayerParameters]:
-    """Return the weights of our program by layer; a tied head has none of its own."""
+    """Return the weights of our program by the layer that owns them."""
     ends = {**_unit_shapes(architecture, "embedding"), **_unit_shapes(architecture, "head")}
-    if architecture.tied_embeddings:
-        ends = {name: shape for name, shape in ends.items() if name != "head"}
     groups = {ENDS: ends}
     groups |= {f"layer {i}": _unit_shapes(architecture, unit) for i, unit in enumerate(architecture.layer_units)}
     return {
@@ -134,7 +138,8 @@ def _group_program_weights(architecture: Architecture) -> dict[str, LayerParamet
 
 def _unit_shapes(architecture: Architecture, unit: str) -> dict[str, tuple[int, ...]]:
     program, sizes = unit_program(architecture.structure, unit), architecture.unit_architecture(unit).dims
-    return {name: tuple(sizes[dim] for dim in program.dims(name)) for name in program.weights}
+    borrowed = borrowed_weights(architecture, unit)
+    return {name: tuple(sizes[dim] for dim in program.dims(name)) for name in program.weights if name not in borrowed}
 
 
 def _differences(theirs: Mapping[str, LayerParameters], ours: Mapping[str, LayerParameters]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -160,3 +161,50 @@ def test_gemma3n_takes_what_its_config_leaves_out_from_its_code() -> None:
     assert model.numerics.logit_cap == 30.0
     assert [model.layer_architecture(layer).sparse_activation for layer in range(12)] == [True] * 10 + [False] * 2
     assert "a bound of the weights of streams while they are trained" in model.numerics.unread
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_mem_blocks": 0}, "num_mem_blocks is 0; a whole number of at least 1 is required"),
+        (
+            {"hybrid_layer_ids": [3]},
+            "hybrid_layer_ids are [3], and the list of layers has [2, 3]; the same are required",
+        ),
+        ({"attention_hidden_size": 64}, "attention_hidden_size is 64; 32, twice the model's width, is required"),
+        (
+            {"use_shared_attention_adapter": True, "num_key_value_heads": 2},
+            "attention has 4 query and 2 key-value heads",
+        ),
+        ({"mamba_headdim": 3}, "8 heads of width 3 are not mamba_expand times the model's width, 32"),
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, and the list of layers has 4; the same are required"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False (known: True)"),
+        ({"adapter_rank": 0}, "adapter_rank is 0; at least 1 is required"),
+    ],
+)
+def test_zamba2_refuses_what_its_code_does_not_build(change: dict[str, Any], message: str) -> None:
+    config = {
+        "model_type": "zamba2", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64,
+        "layers_block_type": ["mamba", "mamba", "hybrid", "hybrid"], "n_mamba_heads": 8,
+    }  # fmt: skip
+    assert parse_config(config).layer_units == ("block", "block", "shared_0", "shared_0_again")
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_mamba_heads": 3}, "n_mamba_heads is 3, which does not divide 32 channels"),
+        ({"attn_layer_period": 0}, "attn_layer_period is 0 and attn_layer_offset 4; whole numbers are required"),
+    ],
+)
+def test_zamba_refuses_what_its_code_does_not_build(change: dict[str, Any], message: str) -> None:
+    config = {
+        "model_type": "zamba", "hidden_size": 16, "num_hidden_layers": 12, "num_attention_heads": 16, "vocab_size": 64,
+        "intermediate_size": 64,
+    }  # fmt: skip
+    units = parse_config(config).layer_units
+    assert [layer for layer, unit in enumerate(units) if unit != "block"] == [2, 7]
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_config({**config, **change})

@@ -52,6 +52,7 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "keys and values that layers share": lambda structure: structure.key_sharing != "none",
     "streams that layers predict": lambda structure: structure.alternating_streams,
     "a learned residual of low rank": lambda structure: structure.laurel,
+    "blocks that layers share": lambda structure: structure.shared_block,
     "gates of norms": lambda structure: structure.norm_gates,
     "queries that read two latents": lambda structure: structure.raw_query_latent,
     "norms of one half of a block": lambda s: (s.pre_norms_over, s.post_norms_over) != ("both", "both"),

@@ -27,6 +27,7 @@ def _recurrences(architecture: Architecture) -> tuple[RecurrentMixer, ...]:
 
 def _describe_parts(mixer: RecurrentMixer) -> str:
     part = SPLIT_PARTS.get(mixer.kind) or ("groups of heads" if mixer.structure.has_groups else "heads")
+    part = f"groups of {part}" if mixer.kind == "mamba1" and mixer.structure.has_groups else part
     return f"the {mixer.dims['L']} {part} of {mixer.kind}"
 
 

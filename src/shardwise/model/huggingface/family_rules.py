@@ -45,6 +45,7 @@ from shardwise.model.huggingface.layer_lists import (
     window_list,
 )
 from shardwise.model.huggingface.numerics_reader import ROUTERS, NumericsRule, RotaryRule
+from shardwise.model.huggingface.shared_blocks import shared_block_list
 from shardwise.model.huggingface.uncommon_readers import UNCOMMON_LISTS, UNCOMMON_READERS
 from shardwise.model.structure import BIAS_PROJECTIONS
 
@@ -85,6 +86,7 @@ RULE_PARTS = (
     "expert_types",
     "key_sharing_types",
     "listed_gates",
+    "shared_blocks",
 )  # names in a family's table that are no field
 FIELD_NAMES = frozenset(field.name for field in fields(Architecture)) - {*RULE_PARTS}
 
@@ -178,6 +180,8 @@ def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
         yield GATE_LIST
     if "key_sharing_types" in table:
         yield key_sharing_list(**table["key_sharing_types"])
+    if "shared_blocks" in table:
+        yield shared_block_list(**table["shared_blocks"])
     for name, key in table.get("layer_sizes", {}).items():
         yield size_list(name, key)
 

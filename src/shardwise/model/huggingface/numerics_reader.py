@@ -99,7 +99,8 @@ class NumericsRule:
 
     `epsilon` is its default, `rotary` how it spells rotary angles (None: it has none). `gemma`: norms add one to their weight
     and the embedding is scaled by √D. `norm_offset` is added to the weights of norms in place of that, and all scores are
-    multiplied by `attention_scale` in place of 1/√H. `scaled_scores`: the config may cap and scale scores.
+    multiplied by `attention_scale` in place of 1/√H, or divided by the root of `scored_part` of H. `scaled_scores`: the config
+    may cap and scale scores.
     `layers_without_positions`: its kinds of layers say which have none. `multipliers`: it multiplies the embedding and, in
     place of 1/√H, the scores. `gates`: the key that says whether gates are normalised ("": they are). `router`: it has groups
     of experts (None: the softmax chooses among all). `unsupported`: what every model of the family has and our arithmetic
@@ -111,6 +112,7 @@ class NumericsRule:
     gemma: bool = False
     norm_offset: float | None = None
     attention_scale: float | None = None
+    scored_part: float = 1.0
     scaled_scores: bool = False
     multipliers: bool = False
     layers_without_positions: bool = False
@@ -187,6 +189,8 @@ def _read_attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_di
     if rule.multipliers:
         scale = _read_positive(config, "attention_multiplier") if config.get("attention_multiplier") else 1.0
         return None if math.isclose(scale, head_dim**-0.5) else scale
+    if rule.scored_part != 1.0:
+        return float((rule.scored_part * head_dim) ** -0.5)
     factor = yarn_score_factor(config, rule.rotary)
     if factor != 1.0:
         return factor / math.sqrt(head_dim)

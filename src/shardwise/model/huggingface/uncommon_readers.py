@@ -23,6 +23,7 @@ from shardwise.model.huggingface.key_sharing import (
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
 from shardwise.model.huggingface.recent_readers import RECENT_LISTS, RECENT_READERS
 from shardwise.model.huggingface.recurrence_readers import RECURRENCE_READERS
+from shardwise.model.huggingface.shared_blocks import SHARED_BLOCK_READERS
 from shardwise.model.huggingface.variant_readers import VARIANT_LISTS, VARIANT_READERS
 
 
@@ -143,7 +144,7 @@ UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "listed_layers": _read_listed_layers, "indexed_topk": _read_indexed_topk,
     "largest_block_width": read_largest_width, "first_block_heads": read_first_heads,
     "layer_input_rows": read_layer_input_rows, "layer_input_dim": read_layer_input_dim, "laurel_rank": read_laurel_rank,
-    **RECURRENCE_READERS, **RECENT_READERS, **VARIANT_READERS,
+    **RECURRENCE_READERS, **RECENT_READERS, **VARIANT_READERS, **SHARED_BLOCK_READERS,
 }  # fmt: skip
 
 
