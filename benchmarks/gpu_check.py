@@ -1,7 +1,7 @@
 """Everything that only a GPU can show, in one script: kernels, losses, training beside plain PyTorch, ladders,
 benchmarks.
 
-    make gpu-check                                   # all parts, on the first GPU; each part at most 3 minutes
+    make gpu-check               # all parts, on the first GPU: each at most 3 minutes, all at most 8
     python benchmarks/gpu_check.py --part train-1b --part ladder --out check.json
     python benchmarks/gpu_check.py --tiny            # the same script at sizes of a CPU, where its tests run it
 
@@ -9,7 +9,12 @@ It needs PyTorch from 2.9 on with its Triton and the package's own dependencies,
 process of its own: one that fails or takes too long is recorded, and the others go on. The results are one JSON file,
 which `benchmarks/gpu/` keeps with date, card, versions and command.
 
-kernels: the tests of Triton's kernels on the GPU. losses: three steps of a small model on GPU and CPU. host-waits: a step
+At the end it says of each figure that a GPU must show whether it was reached, not reached, or not run. A part that would begin
+after 8 minutes is not run, and is recorded so.
+
+kernels: the tests of Triton's kernels on the GPU. captured: kernels and collectives of a step are those of the plan, and a
+replayed CUDA graph gives the losses of issued steps. loss: cross-entropy with its gradient over logits in place, beside reading
+and writing these once. losses: three steps of a small model on GPU and CPU. host-waits: a step
 during which the host may not wait for the device. train-*: the engine's steps beside plain PyTorch (SDPA, fused AdamW,
 torch.compile of each block and of the loss; fp32 weights under autocast, and bf16 weights), one after the other in one
 process: seconds, tokens/s, MFU with causal attention counted half, peak memory, and the prediction. ladder: `shardwise
@@ -36,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PART_LIMIT_S = 180
+PART_LIMIT_S, TOTAL_LIMIT_S = 180, 480
 SCHEMA = "shardwise.gpu_check/1"
 WARM_UPS, STEPS = 2, 5  # steps of each side before it is timed, and timed: four sides of a 3B model within the limit
 
@@ -177,7 +182,13 @@ def run_training(name: str, *, tiny: bool) -> dict[str, Any]:
         for side, run in runs
     }  # fmt: skip
     prediction = None if tiny else predicted(part)
-    return {"part": asdict(part), "predicted_s": prediction, "attention": chosen_backends(), "sides": sides}
+    return {
+        "part": asdict(part),
+        "chip": chip_name(),
+        "predicted_s": prediction,
+        "attention": chosen_backends(),
+        "sides": sides,
+    }
 
 
 def measure_steps(make: Callable[[], Callable[[], float]], where: str, *, tiny: bool) -> dict[str, Any]:
@@ -191,7 +202,11 @@ def measure_steps(make: Callable[[], Callable[[], float]], where: str, *, tiny: 
     losses = [step() for _ in range(WARM_UPS)]
     times = [timed(step) for _ in range(1 if tiny else STEPS)]
     peak = torch.cuda.max_memory_allocated() if where == "cuda" else None
-    return {"seconds": statistics.median(times), "all_seconds": times, "losses": losses, "peak_bytes": peak}
+    reserved = torch.cuda.max_memory_reserved() if where == "cuda" else None
+    return {
+        "seconds": statistics.median(times), "all_seconds": times, "losses": losses, "peak_bytes": peak,
+        "reserved_bytes": reserved,
+    }  # fmt: skip
 
 
 def timed(step: Callable[[], float]) -> float:
@@ -219,17 +234,18 @@ def peak_flops_per_s() -> float | None:
     return load_chip(chip).peak("bf16") if chip else None
 
 
-def predicted(part: TrainingPart) -> float | None:
-    """Return the planner's step time for this chip and the engine."""
+def predicted(part: TrainingPart, cluster: Any = None) -> float | None:
+    """Return the planned step time on a cluster, or on this chip by published constants; None for an unknown chip."""
     import shardwise as sw
 
     chip = chip_name()
-    if chip is None:
+    if cluster is None and chip is None:
         return None
+    cluster = cluster or sw.load_cluster(f"{chip}:1", stack="shardwise")
     batch = part.num_micro_batches * part.micro_batch_seqs * part.seq_len
     job = sw.Job(global_batch_tokens=batch, seq_len=part.seq_len, precision=part.precision)
     layout = sw.Layout(micro_batch_seqs=part.micro_batch_seqs, recompute=part.recompute)
-    return float(sw.estimate(part.model, sw.load_cluster(f"{chip}:1", stack="shardwise"), job, layout).step_time_s)
+    return float(sw.estimate(part.model, cluster, job, layout).step_time_s)
 
 
 def run_losses(*, tiny: bool) -> dict[str, Any]:
@@ -246,6 +262,41 @@ def run_losses(*, tiny: bool) -> dict[str, Any]:
     if difference > 0.02:
         raise SystemExit(f"losses differ by {difference:.4f}: {losses}")
     return {"losses": losses, "largest_difference": difference}
+
+
+def run_captured(*, tiny: bool) -> dict[str, Any]:
+    """Compare what is run with what is planned: on all GPUs with sharded state, on a CPU in two processes."""
+    import torch
+    from gpu_capture import CapturedCase, capture
+
+    from shardwise.layout import Layout
+    from shardwise.model import load_model
+
+    num_ranks = torch.cuda.device_count() if device() == "cuda" else 2
+    layout = Layout(fsdp=num_ranks, zero_stage=2 if num_ranks > 1 else 3, micro_batch_seqs=2)
+    case = CapturedCase(small(load_model("llama-3.2-1b")), layout, num_ranks, 32 if tiny else 512)
+    result = capture(case, device())
+    if not result["equal"]:
+        raise SystemExit(f"what ran is not what was planned: {json.dumps(result)}")
+    return result
+
+
+def run_loss(*, tiny: bool) -> dict[str, Any]:
+    """Time the loss with its gradient over logits in place (16,384 words of 128,256 in bf16), and a copy that reads and writes as
+    much."""
+    import torch
+
+    from shardwise.measure.microbenchmarks.device_timers import device_timer
+    from shardwise.measure.microbenchmarks.timing import make_copy, time_cold_kernel
+    from shardwise.run.kernels.cross_entropy import cross_entropy
+
+    where, (rows, words) = device(), (64, 512) if tiny else (16_384, 128_256)
+    logits = torch.randn(rows, words, device=where, dtype=torch.bfloat16)
+    targets = torch.randint(words, (rows,), device=where)
+    timer = device_timer(where)
+    loss = time_cold_kernel(lambda: cross_entropy(logits, targets, 1.0 / rows, None, replace=True), timer)
+    copy = time_cold_kernel(make_copy(2 * logits.numel() * logits.element_size(), where), timer)
+    return {"loss": asdict(loss), "copy": asdict(copy), "ratio": loss.seconds / copy.seconds}
 
 
 def run_host_waits(*, tiny: bool) -> dict[str, Any]:
@@ -332,9 +383,15 @@ def run_machine(*, tiny: bool) -> dict[str, Any]:
         if not tiny and load_cluster(str(path)).calibration != result.calibration:
             raise SystemExit("the cluster file gives another calibration than the one written")
         text = path.read_text()
+        predicted_s = None if tiny else predicted(TRAINING["train-1b"], load_cluster(str(path)))
     if seconds > 60.0 and not tiny:
         raise SystemExit(f"measuring took {seconds:.0f} s; 60 at most are required")
-    return {"seconds": seconds, "machine": to_json(MachineRecord.of(result)), "cluster_file": text}
+    return {
+        "seconds": seconds,
+        "machine": to_json(MachineRecord.of(result)),
+        "cluster_file": text,
+        "predicted_1b_s": predicted_s,
+    }
 
 
 def run_calibration(*, tiny: bool) -> dict[str, Any]:
@@ -360,26 +417,30 @@ def run_demo_choice() -> dict[str, Any]:
 
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "kernels": lambda tiny: run_tests(tiny=tiny),
+    "captured": lambda tiny: run_captured(tiny=tiny),
+    "loss": lambda tiny: run_loss(tiny=tiny),
     "losses": lambda tiny: run_losses(tiny=tiny),
     "host-waits": lambda tiny: run_host_waits(tiny=tiny),
     **{name: lambda tiny, name=name: run_training(name, tiny=tiny) for name in TRAINING},  # type: ignore[misc]
+    "machine": lambda tiny: run_machine(tiny=tiny),
     "ladder": lambda tiny: run_ladders(LADDERS, tiny=tiny),
     "products": lambda tiny: run_ladders(PRODUCT_LADDERS, tiny=tiny),
     "bench": lambda tiny: run_verb("bench", "memory" if tiny else "all", "--device", "cpu" if tiny else "cuda"),
-    "machine": lambda tiny: run_machine(tiny=tiny),
     "calibrate": lambda tiny: run_calibration(tiny=tiny),
     "demo": lambda tiny: run_demo_choice(),
 }
 
 
-def run_part(name: str, *, tiny: bool) -> dict[str, Any]:
+def run_part(name: str, *, tiny: bool, limit_s: float) -> dict[str, Any]:
     """Run a part in a process of its own, and return its state, seconds and result."""
     started = time.perf_counter()
+    if limit_s <= 0.0:
+        return {"state": "not run", "seconds": 0.0, "error": f"the parts before it took {TOTAL_LIMIT_S} s"}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, __file__, "--result", str(result), "--part", name, *(["--tiny"] if tiny else [])]
         try:
-            finished = subprocess.run(command, capture_output=True, text=True, timeout=PART_LIMIT_S)
+            finished = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
         except subprocess.TimeoutExpired:
             return {"state": "timeout", "seconds": time.perf_counter() - started}
         seconds = time.perf_counter() - started
@@ -423,10 +484,18 @@ def main() -> int:
         "schema": SCHEMA, "date": time.strftime("%Y-%m-%d"), "card": card, "versions": versions(),
         "command": " ".join(["python", "benchmarks/gpu_check.py", *sys.argv[1:]]), "parts": {},
     }  # fmt: skip
+    from gpu_verdicts import describe, judge, to_records
+
+    started = time.perf_counter()
     for name in arguments.part or PARTS:
-        record["parts"][name] = outcome = run_part(name, tiny=arguments.tiny)
+        left_s = TOTAL_LIMIT_S - (time.perf_counter() - started)
+        record["parts"][name] = outcome = run_part(name, tiny=arguments.tiny, limit_s=min(PART_LIMIT_S, left_s))
+        verdicts = judge(record["parts"], has_gpu=device() == "cuda")
+        record |= {"seconds": time.perf_counter() - started, "verdicts": to_records(verdicts)}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
         print(f"{name:<14} {outcome['state']:<8} {outcome['seconds']:6.1f} s", flush=True)
+    print(f"{'all':<14} {'':<8} {record['seconds']:6.1f} s")
+    print(*describe(verdicts), sep="\n")
     return int(any(outcome["state"] != "ok" for outcome in record["parts"].values()))
 
 

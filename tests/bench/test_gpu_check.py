@@ -8,16 +8,31 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from shardwise.layout.layout import Layout
+from shardwise.model import load_model
 from shardwise.present import command_line
 from shardwise.present.verbs.kernels import LADDER_NAMES
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
+
+
+def benchmark_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return a module beside the script, as it would import it."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -66,7 +81,7 @@ def test_ladders_machine_and_calibration(
     gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In this process: of each part what a CPU can show. Rungs at twice their rooflines are kernels at half of the peaks."""
-    monkeypatch.setattr(gpu_check, "run_part", lambda name, tiny: {
+    monkeypatch.setattr(gpu_check, "run_part", lambda name, tiny, limit_s: {
         "state": "ok", "seconds": 0.0, "result": gpu_check.PARTS[name](tiny)
     })  # fmt: skip
     monkeypatch.setattr(gpu_check, "run_verb", lambda *arguments: run_verb_here(arguments))
@@ -92,6 +107,86 @@ def run_verb_here(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def test_every_ladder_is_in_a_part(gpu_check: ModuleType) -> None:
     assert sorted((*gpu_check.LADDERS, *gpu_check.PRODUCT_LADDERS)) == sorted(LADDER_NAMES)
+
+
+def test_what_runs_is_what_was_planned(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In two processes of a CPU: kernels by name and results, collectives by kind, axes, format and bytes. On a CPU no figure
+    of a GPU counts, whatever was run."""
+    code, parts = check(gpu_check, monkeypatch, tmp_path / "check.json", "captured", "loss")
+    assert code == 0
+    result: Any = parts["captured"]["result"]
+    assert result["equal"]
+    assert (result["ranks"], result["graph"]) == (2, None)
+    assert result["kernels"]["issued"] > 100
+    assert result["collectives"]["issued"] > 10
+    assert parts["loss"]["result"]["ratio"] > 0  # type: ignore[index]
+    record = json.loads((tmp_path / "check.json").read_text())
+    assert {verdict["state"] for verdict in record["verdicts"]} == {"not run"}
+    assert record["seconds"] > 0
+
+
+def test_a_plan_that_the_engine_does_not_run_is_noticed(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of a model with gated activations against the plan of one without, and the other way round."""
+    gpu_capture = benchmark_module("gpu_capture", monkeypatch)
+    gated = gpu_capture.CapturedCase(gpu_check.small(load_model("llama-3.2-1b")), Layout(micro_batch_seqs=2), 1, 32)
+    plain = replace(gated, architecture=replace(gated.architecture, mlp="gelu"))
+    device = torch.device("cpu")
+
+    def compare(run: Any, planned: Any) -> tuple[list[str], list[str]]:
+        engine, batches = run.engine(device), run.batches(0, device)
+        result = gpu_capture.compare_kernels(
+            engine, planned, lambda number: engine.step(batches, run.num_targets, gpu_capture.MICRO_BATCHES, number)
+        )
+        return result["missing"], result["unexpected"]
+
+    assert compare(gated, gated) == compare(plain, plain) == ([], [])
+    missing, unexpected = compare(gated, plain)
+    assert (missing, "block forward contract gate" in unexpected) == ([], True)
+    missing, unexpected = compare(plain, gated)
+    assert ("block forward contract gate" in missing, unexpected) == (True, [])
+
+
+def side(tokens_per_s: float, **more: float) -> dict[str, float]:
+    return {"tokens_per_s": tokens_per_s, "seconds": 65536 / tokens_per_s, "mfu": 0.6, "reserved_bytes": 43e9, **more}
+
+
+def test_each_figure_is_reached_not_reached_or_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 70,000 over 64,000 tokens/s are 1.094; 3B is not trained in FP8; a loss of 4 times a copy is too slow."""
+    verdicts = benchmark_module("gpu_verdicts", monkeypatch)
+    results: dict[str, Any] = {
+        "train-1b": {"sides": {verdicts.OURS: side(70_000), verdicts.AUTOCAST: side(64_000)}},
+        "train-3b": {"sides": {verdicts.OURS: side(25_000, mfu=0.55)}},
+        "train-moe": {"chip": "h200", "sides": {verdicts.OURS: side(40_000)}},
+        "loss": {"ratio": 4.0}, "machine": {"predicted_1b_s": 0.95}, "captured": {"equal": True},
+    }  # fmt: skip
+    parts = {name: {"state": "ok", "result": result} for name, result in results.items()}
+    judged = {verdict.line.split(",")[0]: verdict for verdict in verdicts.judge(parts, has_gpu=True)}
+    assert {line: verdict.state for line, verdict in judged.items()} == {
+        "1B in bf16 over plain PyTorch with fp32 weights under autocast": "reached",
+        "1B in bf16": "reached",  # memory, then MFU
+        "3B in bf16": "not reached", "3B in FP8 over bf16": "not run",
+        "the loss over reading and writing the logits once": "not reached",
+        "OLMoE over the engine before": "reached", "the step of 1B after bench machine": "reached",
+        "kernels": "reached",
+    }  # fmt: skip
+    lines = list(verdicts.describe(verdicts.judge(parts, has_gpu=True)))
+    assert len(lines) == len(verdicts.REQUIREMENTS)
+    assert lines[0].endswith("tokens/s: 1.09, at least 1.08 required (train-1b)")
+    parts["loss"] = {"state": "failed", "error": "no kernel"}
+    results["train-moe"]["chip"] = "h100"
+    states = [
+        verdict.state for verdict in verdicts.judge(parts, has_gpu=True) if verdict.parts in (("loss",), ("train-moe",))
+    ]
+    assert states == ["not run", "not run"], "the figure before is of an H200"
+
+
+def test_parts_after_the_time_of_all_are_recorded_as_not_run(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_check, "TOTAL_LIMIT_S", 0.0)
+    code, parts = check(gpu_check, monkeypatch, tmp_path / "check.json", "losses", "ladder")
+    assert (code, {part["state"] for part in parts.values()}) == (1, {"not run"})
+    assert gpu_check.PART_LIMIT_S == 180
 
 
 def test_a_part_that_takes_too_long_leaves_the_others_alone(
