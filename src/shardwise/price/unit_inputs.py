@@ -18,8 +18,9 @@ from shardwise.derive import ComputeStep, ShardedUnit, weight_use_spec
 from shardwise.derive.low_precision_products import ProductOperand, product_weights
 from shardwise.derive.tensor_specs import state_resting_spec
 from shardwise.layout import ShardingScheme
-from shardwise.model import MatrixFunction, Role, get_optimizer, owning_weight, weight_matrices
+from shardwise.model import MatrixFunction, ModelStructure, Role, get_optimizer, owning_weight, weight_matrices
 from shardwise.model.decoder import routes_tokens
+from shardwise.model.layer_pattern import is_layer
 from shardwise.price.derivation_cache import CACHE, Interner
 from shardwise.price.tensor_formats import (
     ProductOperands,
@@ -350,6 +351,30 @@ def chunked_groups(
         yield members, [k for k in kernels if k.phase == phase and not set(k.outputs).isdisjoint(results)]
 
 
+def first_alike(structure: ModelStructure, unit: str) -> str:
+    """Return the first kind of layer of a model with the structure of a unit: derivations read no sizes and no windows.
+
+    >>> from dataclasses import replace
+    >>> from shardwise.model import load_model
+    >>> kinds = {"window": {"sliding_window": 1024}, "mlp": {"mixer": "none"}}
+    >>> model = replace(load_model("llama-3-8b"), layer_kinds=kinds, layer_pattern=("block", "window", "mlp", "block"))
+    >>> [first_alike(model.structure, unit) for unit in ("block", "window", "mlp", "head")]
+    ['window', 'window', 'mlp', 'head']
+    """
+    return _first_alike(structure, unit) if structure.kinds and is_layer(unit) else unit
+
+
+@lru_cache(maxsize=1024)
+def _first_alike(structure: ModelStructure, unit: str) -> str:
+    layer = _without_kinds(structure.unit_structure(unit))
+    return next(kind for kind in structure.layer_units if _without_kinds(structure.unit_structure(kind)) == layer)
+
+
+def _without_kinds(structure: ModelStructure) -> ModelStructure:
+    """Return what a layer's program depends on: neither the model's other kinds nor what follows the layers."""
+    return replace(structure, kinds=(), predict=False)
+
+
 def priced_scheme(scheme: ShardingScheme, name: str) -> ShardingScheme:
     """Return the scheme with only what a unit's cost depends on: the memo key of its inputs.
 
@@ -362,13 +387,14 @@ def priced_scheme(scheme: ShardingScheme, name: str) -> ShardingScheme:
 
 
 def unit_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> UnitCostInputs:
-    """Return the cost inputs of a unit in a layout of this scheme under a policy."""
-    return _cached_cost_inputs(priced_scheme(scheme, name), name, policy)
+    """Return the cost inputs of a unit in a layout of this scheme under a policy; kinds of layers that differ in sizes alone
+    share those of the first of them."""
+    return _cached_cost_inputs(priced_scheme(scheme, name), first_alike(scheme.structure, name), policy)
 
 
 def unit_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> tuple[LiveSetSizes, ...]:
     """Return the live sets of a unit's backward pass that may be the peak."""
-    return _cached_live_sets(priced_scheme(scheme, name), name, policy)
+    return _cached_live_sets(priced_scheme(scheme, name), first_alike(scheme.structure, name), policy)
 
 
 # Three memo levels: `lru_cache` in the process, `CACHE` on disk, and `INTERNER`, which makes equal parts one object, so that
