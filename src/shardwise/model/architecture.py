@@ -61,10 +61,11 @@ MAX_PARTS: Mapping[str, int] = {"num_layers": 10_000, "num_predict_layers": 100,
 class Architecture:
     """Sizes of a decoder, in the books' letters: L, D, F, N query heads, K key-value heads, H, V; and its structure.
 
-    `max_positions` are the rows of a learned table of positions. `sliding_window` limits how far back a token sees, on all
-    layers but every `global_every`-th (0: on all). With `num_experts` every block's MLP is that many experts of width
-    `d_ff`, of which each token takes `experts_per_token`, and a shared one of `shared_expert_width` (0: none); the
-    first `num_dense_layers` have a plain MLP of width `dense_d_ff` instead.
+    `max_positions` are the rows of a learned table of positions, `max_context` the tokens of a sequence that the published model
+    takes (None: not known): its config's max_position_embeddings, with the factor of scaled angles. `sliding_window` limits how
+    far back a token sees, on all layers but every `global_every`-th (0: on all). With `num_experts` every block's MLP is that
+    many experts of width `d_ff`, of which each token takes `experts_per_token`, and a shared one of `shared_expert_width` (0:
+    none); the first `num_dense_layers` have a plain MLP of width `dense_d_ff` instead.
     Multi-head latent attention (DeepSeek-AI 2024) has a `kv_lora_rank`: keys and values come from a latent of that width;
     of a key's `head_dim`, `rope_head_dim` are rotary and the same for all heads; a value has `v_head_dim`; queries come
     from a latent of `q_lora_rank` (0: from the hidden state). Without latents `v_head_dim` is the width of a value (0: that of a
@@ -202,6 +203,7 @@ class Architecture:
     recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
     layer_pattern: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    max_context: int | None = field(default=None, metadata=OMIT_DEFAULT, compare=False)  # nothing is counted by it
 
     def __post_init__(self) -> None:
         if not isinstance(self.layer_kinds, FrozenFields):
@@ -253,7 +255,9 @@ class Architecture:
 
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
-        names += [name for name in ("max_positions", "sliding_window") if getattr(self, name) is not None]
+        names += [
+            name for name in ("max_positions", "sliding_window", "max_context") if getattr(self, name) is not None
+        ]
         names += [name for name in OPTIONAL_SIZES if getattr(self, name) != 0]
         names += ["experts_per_token"] if self.num_experts else []
         return {name: getattr(self, name) for name in names}
@@ -411,6 +415,25 @@ class Architecture:
                 f"{argument_label('overrides', '--set')} model.max_positions={seq_len}"
             )
 
+    def require_context(self, num_tokens: int, longer: str | None = None) -> None:
+        """Raise `InputError` where a request of input and output tokens is longer than the model takes; `longer` is what takes it
+        all the same (None: an override of `max_context`)."""
+        self.require_positions(num_tokens)
+        if self.max_context is not None and num_tokens > self.max_context:
+            override = f"{argument_label('overrides', '--set')} model.max_context={num_tokens}"
+            raise InputError(
+                f"model {self.name}: requests of {num_tokens:,} tokens (in and out), but its context is {self.max_context:,}; at "
+                f"most that is required, or {longer or override} for a checkpoint that takes more"
+            )
+
+    def context_warnings(self, seq_len: int) -> tuple[str, ...]:
+        """Return what a training on longer sequences than the published model takes should know; nothing where they are not."""
+        if self.max_context is None or seq_len <= self.max_context:
+            return ()
+        return (
+            f"sequences of {seq_len:,} tokens are longer than the context of {self.name}, {self.max_context:,}: they extend it",
+        )
+
     def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:
         """Return the share of the square of scores that is computed, averaged over layers (`model.attended_shares`)."""
         return mean_attended_share(self, seq_len, last_of)
@@ -446,6 +469,7 @@ LABEL_FIELDS = (
     "nominal_num_params",
     "omitted_parts",
     "stored_format",
+    "max_context",
 )  # what says nothing of the decoder
 SHARED_FIELDS = tuple(
     {f.name for f in fields(ModelStructure)}

@@ -309,6 +309,8 @@ def assemble_plan(
         if bound_s > priced.step_time_s:  # the stack hides traffic that the convention of overlap exposes
             ideal = replace(problem, cluster=with_ideal_constants(problem.cluster))
             bound_s = min(estimate(ideal, layout).step_time_s, priced.step_time_s)
+    warnings = problem.architecture.context_warnings(problem.job.seq_len)
+    priced = replace(priced, notes=(*priced.notes, *warnings)) if warnings else priced
     return Plan(
         model=problem.architecture, cluster=problem.cluster, job=problem.job, layout=layout, estimate=priced,
         rules=book_rules(problem.architecture, problem.cluster, problem.job), versions=software_versions(),

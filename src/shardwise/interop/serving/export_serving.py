@@ -257,7 +257,14 @@ def _warnings(
 
 
 def checkpoint_warnings(launch: ServingLaunch, deployment: ServingDeployment) -> Iterator[str]:
-    """Yield that a checkpoint has to be made, where none is published."""
+    """Yield that a checkpoint has to be made, where none is published, and that requests are longer than it says to take."""
+    published = identify_checkpoint(launch.checkpoint).architecture
+    num_tokens = max(deployment.problem.workload.total_tokens, launch.max_model_len or 0)
+    if published is not None and published.max_context is not None and num_tokens > published.max_context:
+        yield (
+            f"requests of up to {num_tokens:,} tokens are longer than the context of {published.name}, "
+            f"{published.max_context:,}: the engine refuses them unless the checkpoint's config says a longer one"
+        )
     if is_folder_name(launch.checkpoint):
         yield (
             f"no published checkpoint of {deployment.problem.architecture.name} in {launch.formats} is known here: put one in "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.hardware import Cluster
+from shardwise.interop.serving.engines import ENGINES
 from shardwise.interop.serving.faster_launches import FasterServingLaunch, list_faster_launches
 from shardwise.interop.serving.read_serving import ReadServing
 from shardwise.interop.serving.serving_launch import ServingLaunch
@@ -101,6 +102,9 @@ def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workl
 
 def require_length(launch: ServingLaunch, load: Workload) -> None:
     """Raise `InputError` for requests that are longer than a launch takes."""
+    if launch.max_model_len is None and launch.architecture is not None:
+        option = ENGINES[launch.engine].field_options["max_model_len"][0]
+        launch.architecture.require_context(load.total_tokens, f"--{option} {load.total_tokens} in the launch")
     if launch.max_model_len is not None and load.total_tokens > launch.max_model_len:
         raise InputError(
             f"workload: requests of {load.total_tokens:,} tokens; at most the {launch.max_model_len:,} that the launch takes are "

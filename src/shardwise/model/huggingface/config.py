@@ -63,10 +63,38 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     architecture = Architecture(
         name=name, **fields, tied_embeddings=tied, source=source, stored_format=describe_quantization(quantization),
         omitted_parts=tuple(find_omitted_parts(complete_config, config.values_by_key)),
+        max_context=read_max_context(config.values_by_key),
     )  # fmt: skip
     architecture = add_numerics(architecture, config)
     unread = (*architecture.numerics.unread, *_unread_outside_text(complete_config, rule))
     return replace(architecture, numerics=replace(architecture.numerics, unread=unread))
+
+
+SCALED_LATER = ("linear", "dynamic")  # angles whose factor the config's number of positions leaves out
+SCALED_BEFORE = ("gemma3", "gemma3_text")  # families in which it has that factor already
+
+
+def read_max_context(config: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence that a config says: its number of positions, with the factor of scaled angles; None without.
+
+    Source: vLLM 0.32.0, vllm/config/model.py, whose default limit is the same.
+
+    >>> read_max_context({"max_position_embeddings": 40960})
+    40960
+    >>> scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    >>> read_max_context({"max_position_embeddings": 40960, "rope_scaling": scaling})
+    131072
+    """
+    rows: int | None = next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    factor = scaling.get("factor") if isinstance(scaling, Mapping) else None
+    if rows is None or not isinstance(scaling, Mapping) or not isinstance(factor, (int, float)):
+        return rows
+    kind, trained = scaling.get("rope_type", scaling.get("type")), scaling.get("original_max_position_embeddings")
+    if kind == "yarn" and isinstance(trained, int):
+        return max(rows, round(trained * factor))
+    scales = kind in SCALED_LATER and config.get("model_type") not in SCALED_BEFORE
+    return round(rows * factor) if scales else rows
 
 
 QUANTIZATION_KEYS = ("quant_algo", "quant_method", "format", "fmt")  # of a quantization_config, the most exact first

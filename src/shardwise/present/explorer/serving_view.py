@@ -71,7 +71,7 @@ def _question(request: ViewRequest) -> ServingQuestion:
     lengths: dict[str, Any] = {
         name: parse_count(details[name] or default, label=name) for name, default in USUAL_LENGTHS.items()
     }
-    request.model.require_positions(sum(lengths.values()))
+    request.model.require_context(sum(lengths.values()))
     ttft_s, tpot_s = (
         None if (text := details[name]) is None else parse_duration(text, label=name) for name in LATENCY_LIMITS
     )

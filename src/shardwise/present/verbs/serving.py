@@ -212,7 +212,7 @@ def _resolve(model: Any, cluster: Any, fields: Mapping[str, Any], limits: Latenc
         lambda: _batch_limits(fields),
     )
     architecture = override_architecture(architecture, changes["model"])
-    architecture.require_positions(isl + osl)
+    architecture.require_context(isl + osl)
     loaded = replace_chip(loaded, apply_overrides(loaded.chip, changes["chip"], "chip"))
     formats = _resolve_formats(architecture, fields)
     engine, path = fields.get("engine", "vllm"), fields.get("calibration")
