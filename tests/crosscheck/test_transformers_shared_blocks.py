@@ -17,11 +17,14 @@ from crosscheck.block_judges import POSITIONS, ROPE, SEQS, WIDTH, assert_equal, 
 from crosscheck.mixer_weights import grouped_mamba1_weights, mamba2_weights
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardwise.model import Architecture
+from shardwise.derive.inference_unit import INSTANCE_AXES, InferenceScheme
+from shardwise.model import Architecture, borrowed_weights
 from shardwise.model.decoder import model_program
 from shardwise.model.huggingface.config import parse_config
 from shardwise.model.numerics import NORM_EPSILON
 from shardwise.model.parameters_and_flops import num_params, program_flops
+from shardwise.run.numpy.inference import ServedModel, lay_out_tokens
+from shardwise.sharding import Mesh
 from shardwise.values import SymbolValues
 
 HEADS, VOCAB = 4, 10
@@ -147,6 +150,38 @@ def test_logits_are_those_of_transformers(
     expected = model(torch.tensor(ids), use_cache=False).logits
     weights = {**_weights(architecture, stored, mixer_weights), "ids": ids}
     assert_equal(run_program(architecture, model_program(architecture), "logits", weights, np.zeros(1)), expected)
+
+
+def _weights_by_unit(architecture: Architecture, weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the weights of each unit: those of a block also where a later layer uses it."""
+    units = {"embedding": {"embedding": weights["embedding"]}}
+    for layer, unit in enumerate(architecture.layer_units):
+        owner = architecture.unit_architecture(unit).weights_of
+        lent = _part(weights, f"{architecture.layer_units.index(owner)}.") if owner else {}
+        borrowed = {name: lent[name] for name in borrowed_weights(architecture, unit)}
+        units[f"layers.{layer}"] = {**borrowed, **_part(weights, f"{layer}.")}
+    return {**units, "head": {"head": weights["embedding"], "final_norm.weight": weights["final_norm.weight"]}}
+
+
+@pytest.mark.parametrize(("build", "mixer_weights"), [(_zamba2, mamba2_weights), (_zamba, grouped_mamba1_weights)])
+def test_passes_of_inference_give_the_logits_of_transformers(
+    build: Callable[[], tuple[Any, Any]], mixer_weights: Callable[..., Any]
+) -> None:
+    """A prompt in chunks and token by token, on two devices of tensor parallelism."""
+    model, config = build()
+    architecture = parse_config(config.to_dict())
+    weights = _weights_by_unit(architecture, _weights(architecture, randomise(model), mixer_weights))
+    ids = np.random.default_rng(0).integers(VOCAB, size=POSITIONS).tolist()
+    expected = model(torch.tensor([ids]), use_cache=False).logits
+    scheme = InferenceScheme(structure=architecture.structure)
+    mesh = Mesh(tuple((axis, 2 if axis == "kv_m" else 1) for axis in INSTANCE_AXES))
+    served, logits, start = ServedModel(architecture, scheme, mesh, weights, 1, 16), [], 0
+    for length in (POSITIONS - 4, 2, 1, 1):
+        tokens = lay_out_tokens([(0, ids[start : start + length], start)], 1, {0: (0, 0)}, num_picked=1)
+        logits.append(served.run(tokens)[0, -1])
+        start += length
+    picked = [POSITIONS - 5, POSITIONS - 3, POSITIONS - 2, POSITIONS - 1]
+    assert_equal(np.stack(logits), expected[0, picked])
 
 
 @pytest.mark.parametrize(

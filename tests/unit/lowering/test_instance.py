@@ -18,6 +18,7 @@ from shardwise.model.job import Job
 from shardwise.model.layer_pattern import is_layer
 from shardwise.model.load import load_model
 from shardwise.model.program import Role
+from shardwise.model.recurrent_mixers import RecurrentMixer
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import Problem
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
@@ -32,6 +33,7 @@ from shardwise.values.precision import PRECISIONS, get_precision
 SMALL = Architecture(
     name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
 )
+BLOCK = {"mixer": "attention", "feed_forward": "mlp", "shared_block": True, "adapted_parts": "mlp"}
 MODELS = {
     "dense": SMALL,
     "tied": replace(SMALL, tied_embeddings=True),
@@ -39,6 +41,17 @@ MODELS = {
     "adapters": replace(SMALL, lora_rank=4, lora_targets=("qkv",)),
     "biased": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu"),
     "predicting": replace(SMALL, num_experts=4, experts_per_token=2, num_predict_layers=2),
+    "sharing": replace(
+        SMALL,
+        num_layers=4,
+        mixer="none",
+        feed_forward="none",
+        carried_embedding=True,
+        adapter_rank=4,
+        recurrence=RecurrentMixer(kind="mamba2", num_heads=8, head_dim=16, key_dim=8, conv_width=4),
+        layer_kinds={"first": BLOCK, "again": {**BLOCK, "weights_of": "first"}},
+        layer_pattern=("first", "block", "again*2"),
+    ),
     "tied predicting": replace(SMALL, tied_embeddings=True, num_predict_layers=2),
 }
 Key = tuple[str, tuple[str, ...], str]
