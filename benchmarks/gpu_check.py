@@ -20,7 +20,8 @@ torch.compile of each block and of the loss; fp32 weights under autocast, and bf
 process: seconds, tokens/s, MFU with causal attention counted half, peak memory, and the prediction. ladder: `shardwise
 kernels`, and products: its ladders of products, of launches and of a layer against its batch. bench: `shardwise bench
 all`, lines for `calibrate --bench`. machine: `shardwise bench machine`, the cluster file that it writes and whole steps
-against it. calibrate: a cluster fitted to what ladders measured. demo: the device that `make demo` chooses.
+against it. fp8: products of FP8 and FP4 recipes beside bf16, and steps of four layers of a 3B model in those that this GPU's
+tensor cores multiply. calibrate: a cluster fitted to what ladders measured. demo: the device that `make demo` chooses.
 """
 
 from __future__ import annotations
@@ -299,6 +300,39 @@ def run_loss(*, tiny: bool) -> dict[str, Any]:
     return {"loss": asdict(loss), "copy": asdict(copy), "ratio": loss.seconds / copy.seconds}
 
 
+def run_fp8(*, tiny: bool) -> dict[str, Any]:
+    """Compare recipes of narrow products with bf16: products of a layer, and steps of four layers where tensor cores run them."""
+    from gpu_products import RECIPES, SIZES, TINY_SIZES, measure_products
+
+    from shardwise.model import load_model
+    from shardwise.run.kernels.tensor_cores import product_kernels
+
+    where, part = device(), TrainingPart("llama-3.2-3b", 2, num_micro_batches=4, beside_plain=False)
+    architecture = replace(load_model(part.model), num_layers=4)
+    if tiny:
+        architecture, part = small(architecture), replace(part, seq_len=32, micro_batch_seqs=1, num_micro_batches=2)
+
+    def step(precision: str) -> dict[str, Any]:
+        return measure_steps(
+            lambda: engine_step(architecture, replace(part, precision=precision), where), where, tiny=tiny
+        )
+
+    plain, recipes = step("bf16"), {}
+    for name in RECIPES:
+        try:
+            products = measure_products(name, where, TINY_SIZES if tiny else SIZES)
+            recipes[name] = {"products": products}
+            if tiny or all(product["on_tensor_cores"] for product in products.values()):
+                recipes[name]["step"] = narrow = step(name)
+                recipes[name]["gain"] = plain["seconds"] / narrow["seconds"]
+        except (RuntimeError, ValueError, SystemExit) as error:  # of one recipe: the others go on
+            recipes[name] = {"error": str(error)[:1000]}
+    failed = [name for name, result in recipes.items() if "error" in result]
+    if len(failed) == len(RECIPES):
+        raise SystemExit(json.dumps(recipes))
+    return {"bf16": plain, "recipes": recipes, "failed": failed, "product_kernels": product_kernels()}
+
+
 def run_host_waits(*, tiny: bool) -> dict[str, Any]:
     """Run a step in which PyTorch refuses to wait for the device before the step ends, after one that chooses kernels."""
     import torch
@@ -421,6 +455,7 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "loss": lambda tiny: run_loss(tiny=tiny),
     "losses": lambda tiny: run_losses(tiny=tiny),
     "host-waits": lambda tiny: run_host_waits(tiny=tiny),
+    "fp8": lambda tiny: run_fp8(tiny=tiny),
     **{name: lambda tiny, name=name: run_training(name, tiny=tiny) for name in TRAINING},  # type: ignore[misc]
     "machine": lambda tiny: run_machine(tiny=tiny),
     "ladder": lambda tiny: run_ladders(LADDERS, tiny=tiny),

@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from train.scaled_mm_reference import checked_scaled_mm
 
 from shardwise.layout.layout import Layout
 from shardwise.model import load_model
 from shardwise.present import command_line
 from shardwise.present.verbs.kernels import LADDER_NAMES
+from shardwise.run.kernels import device_dispatch
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
@@ -94,6 +97,38 @@ def test_ladders_machine_and_calibration(
     assert constants["matmul_fraction"] < 0.6
     assert constants["memory_fraction"] < 0.6
     assert results["demo"]["device"] == "cpu"
+
+
+def test_recipes_beside_bf16(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hopper's products by the reference of their calls; what a Hopper lacks is emulated and not timed."""
+    monkeypatch.setitem(device_dispatch.EMULATED_CAPABILITIES, "cpu", (9, 0))
+    monkeypatch.setattr(F, "scaled_mm", checked_scaled_mm)
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    result = gpu_check.PARTS["fp8"](True)
+    assert result["failed"] == []
+    for name, recipe in result["recipes"].items():
+        on_hopper = name not in ("mxfp8", "nvfp4")
+        for product in recipe["products"].values():
+            assert product["on_tensor_cores"] is on_hopper
+            assert (product["seconds"] is not None) is on_hopper
+            assert product["kernel_error"] < 5e-3
+            assert 0.005 < product["recipe_error"] < (0.2 if name == "nvfp4" else 0.06)
+        assert recipe["step"]["losses"][0] == pytest.approx(result["bf16"]["losses"][0], rel=0.01)
+    assert result["product_kernels"]["1x128 by 128x128 in power_of_two"] == "float32 and tensor cores"
+
+
+def test_a_recipe_that_fails_leaves_the_others(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(device_dispatch.EMULATED_CAPABILITIES, "cpu", (9, 0))
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise NotImplementedError("requires cublasLt >= 12.9")
+
+    monkeypatch.setattr(F, "scaled_mm", refuse)
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    result = gpu_check.PARTS["fp8"](True)
+    assert result["failed"] == ["fp8_current", "fp8_torchao_rowwise", "fp8_blockwise"]
+    assert "cublasLt" in result["recipes"]["fp8_blockwise"]["error"]
+    assert result["recipes"]["mxfp8"]["step"]["seconds"] > 0
 
 
 def run_verb_here(arguments: tuple[str, ...]) -> dict[str, Any]:

@@ -264,7 +264,7 @@ class QuantizedMatmul:
 
     def multiply(self, left: MatmulOperand, right: MatmulOperand, dtype: torch.dtype) -> Tensor:
         """Return the product in a dtype, from tensor cores where the device has them for these operands."""
-        operands = self._describe_operands(left, right)
+        operands = self.describe_operands(left, right)
         on_tensor_cores = operands.run_on(device_capability(left.device))
         record_product(operands, on_tensor_cores=on_tensor_cores)
         if not on_tensor_cores:
@@ -280,7 +280,7 @@ class QuantizedMatmul:
         product = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.scales_inside_matmul)
         return self._in_order_of_result(product, left, right)
 
-    def _describe_operands(self, left: MatmulOperand, right: MatmulOperand) -> ProductOperands:
+    def describe_operands(self, left: MatmulOperand, right: MatmulOperand) -> ProductOperands:
         """Return what decides where a product runs."""
         sizes = dict(zip((*self.left, *self.right), (*left.shape, *right.shape), strict=True))
         num_rows = (math.prod(sizes[dim] for dim in self._rows(dims)) for dims in (self.left, self.right))

@@ -99,6 +99,10 @@ class FlatParameterGroup:
     def zeros(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=self.world.device)
 
+    def empty(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return memory that is written before it is read."""
+        return torch.empty(size, dtype=dtype, device=self.world.device)
+
     def local_slice(self, flat: Tensor) -> Tensor:
         """Return this rank's part of a flat array."""
         return flat[self.begin : self.begin + self.group.shard_size]

@@ -78,9 +78,18 @@ class GradientBuffer:
             return flat.gradients
         if self.separate_buffer is None:
             dtype = flat.formats.reduced if flat.scatters else flat.gradients.dtype
-            self.separate_buffer = flat.zeros(flat.group.padded_size, dtype)
+            self.separate_buffer = flat.empty(flat.group.padded_size, dtype)
+            for begin, end in self._unwritten_runs():
+                self.separate_buffer[begin:end].zero_()
             self.on_allocated(self.separate_buffer)
         return self.separate_buffer
+
+    def _unwritten_runs(self) -> Iterator[tuple[int, int]]:
+        """Yield the elements of a flat array that no gradient of this pass is written to: mostly padding alone."""
+        written = sorted((self.members[name].start, self.members[name].stop) for name in self.uses)
+        begins = (0, *(stop for _, stop in written))
+        ends = (*(start for start, _ in written), self.flat.group.padded_size)
+        yield from ((begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end)
 
     def accumulates(self, name: str) -> bool:
         """Return whether a gradient is added to what is in the array."""
@@ -130,7 +139,7 @@ class GradientBuffer:
             self.pending = self._summed(self.arriving, flat.sync.reduce)
 
     def _scatter(self, gradients: Tensor, axes: tuple[str, ...]) -> None:
-        self.arriving = self.flat.zeros(self.flat.group.shard_size, self.flat.formats.reduced)
+        self.arriving = self.flat.empty(self.flat.group.shard_size, self.flat.formats.reduced)
         self.on_allocated(self.arriving)
         self.pending = self.exchange.reduce_scatter(self.arriving, gradients, axes, self.flat.gradients_carried)
 
