@@ -37,6 +37,10 @@ class ServingEngine:
     chunks of inputs share passes with decoding sequences. `polls_requests`: where requests are not admitted before each pass, it
     is at fixed intervals, and not so long after the first. `reserves_output`: a request starts when the cache has room for all
     of its output. `pool_prefill_factor`: the seconds of inputs in a pool of their own over those of the same passes elsewhere.
+    `captures_decode`: passes without inputs are replayed as captured graphs; elsewhere the host launches each of their kernels.
+    `pool_shares_host`: in a pool that decodes one process serves the sequences of all copies of attention between passes, as in
+    instances that do both; elsewhere each copy has its own.
+    `constants_name`: whose constants a release has, where they are not the current ones.
     """
 
     name: str
@@ -51,6 +55,7 @@ class ServingEngine:
     reserves_output: bool
     exchanges_within_copy: bool
     pool_prefill_factor: float
+    pool_shares_host: bool
     captures_decode: bool
     constants_name: str
     degrees: tuple[str, ...]
@@ -162,7 +167,7 @@ def serving_engines() -> Mapping[str, ServingEngine]:
 
 ENGINE_KEYS = (
     "title", "release", "memory_rule", "memory_fractions", "max_num_seqs", "max_batched_tokens", "fuses_chunks",
-    "polls_requests", "reserves_output", "exchanges_within_copy", "pool_prefill_factor", "captures_decode",
+    "polls_requests", "reserves_output", "exchanges_within_copy", "pool_prefill_factor", "pool_shares_host", "captures_decode",
     "source",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
@@ -35,7 +35,6 @@ from shardwise.serve.steady_state import (
     Requests,
     SteadyState,
     prompt_seconds,
-    random_first_token_seconds,
     solve_steady_state,
 )
 from shardwise.serve.table_work import PassLengths, TableWork
@@ -78,7 +77,8 @@ class ServingModel:
         return PassPricer(
             work=TableWork.of(problem.architecture, table, lengths), rates=self.rates,
             fuses_chunks=self.engine.fuses_chunks and limits.chunked_prefill, polls=self.engine.polls_requests,
-            captures_decode=self.engine.captures_decode, pass_factor=factor.pass_factor * measured.pass_factor,
+            captures_decode=self.engine.captures_decode,
+            pass_factor=factor.pass_factor * measured.pass_factor,
             first_token_factor=factor.first_token_factor * measured.first_token_factor, acceptance=limits.acceptance or None,
         )  # fmt: skip
 
@@ -99,6 +99,7 @@ class ServingModel:
         requests = Requests(
             osl=float(workload.osl), length_spread=workload.length_spread,
             first_wave_share=1.0 / workload.waves, admission_passes=float(self.limits.admission_passes),
+            come_at_random=workload.rate_per_s is not None,
         )  # fmt: skip
         return solve_steady_state(pricer, present, largest, requests)
 
@@ -151,7 +152,8 @@ BLOCK_ROWS = 1 << 14  # rows that are priced at once: their columns stay in the 
 
 
 def estimate_table(problem: ServingProblem, table: ConfigurationTable) -> TableEstimate:
-    """Return the estimates of a table of configurations at their concurrencies; the workload's own is not read.
+    """Return the estimates of a table of configurations at their concurrencies. The workload's own is not read; where it has a
+    rate, requests come at random.
 
     Raises `InputError` for an unknown engine or release.
     """
@@ -212,8 +214,6 @@ def estimate_serving(problem: ServingProblem, layout: ServingLayout) -> ServingE
     memory = model.memory(table)
     pricer = model.pricer(table)
     state = model.steady_state(pricer, table, memory)
-    if problem.workload.rate_per_s is not None:
-        state = _at_rate(pricer, table, state, problem.workload.rate_per_s)
     return _assemble(model, pricer, _Row(layout, table, memory, state, max_rate))
 
 
@@ -245,12 +245,6 @@ def _operating_point(model: ServingModel, grid: tuple[ConfigurationTable, Floats
         )
     rising = np.maximum.accumulate(rates)
     return float(np.interp(rate, rising, table.concurrency)), max_rate
-
-
-def _at_rate(pricer: PassPricer, table: ConfigurationTable, state: SteadyState, rate_per_s: float) -> SteadyState:
-    """Return the state with first tokens of random arrivals in place of those of a fixed concurrency."""
-    per_copy = rate_per_s / (table.replicas * table.attention_dp)
-    return replace(state, ttft_s=random_first_token_seconds(pricer, state, per_copy))
 
 
 class _Row(NamedTuple):

@@ -74,6 +74,11 @@ class InputColumns:
         )  # fmt: skip
 
 
+def decode_pool_pricer(model: ServingModel, table: ConfigurationTable) -> PassPricer:
+    """Return the passes of a pool that decodes, whose host serves all copies of attention or its own by the engine."""
+    return replace(model.pricer(table), shares_host=model.engine.pool_shares_host)
+
+
 def decode_only_seconds(pricer: PassPricer, running: Column) -> Column:
     """Return the seconds of a token in passes that have no inputs."""
     seconds: Column = pricer.decode_seconds(np.maximum(running, 1.0)) / pricer.tokens_per_pass
@@ -144,7 +149,7 @@ class DecodePool:
     def of(cls, model: ServingModel, layout: ServingLayout) -> DecodePool:
         """Return the pool of a layout."""
         table = _single_row(model, layout)
-        pricer, memory = model.pricer(table), model.memory(table)
+        pricer, memory = decode_pool_pricer(model, table), model.memory(table)
         largest = first(memory.largest_batch) * pricer.constants.capacity_margin
         limit = max(min(largest, float(model.limits.max_num_seqs or model.engine.max_num_seqs)), 1.0)
         running = np.geomspace(1e-3, limit, GRID_POINTS)

@@ -15,9 +15,9 @@ own chunks, and those of the inputs that it meets (`first_tokens`). A run starts
 computed one after the other: the mean over a run has them too, as 1 of `waves`. Beyond what memory holds a request waits
 (C / b - 1) lives of others.
 
-At a rate requests come at random (Poisson). By Little's law b = rate * osl * TPOT(b), and inputs wait as in a queue with
-service of one length (M/D/1, Pollaczek and Khinchine): rho / (2 (1 - rho)) of the chunks' seconds, with rho the share of time
-that inputs take.
+At a rate requests come at random (Poisson): no wave starts at once, and inputs wait as in a queue with service of one length
+(M/D/1, Pollaczek and Khinchine): rho / (2 (1 - rho)) of the chunks' seconds, with rho the share of time that inputs take. By
+Little's law C = rate * (TTFT(rate) + (osl - 1) * TPOT(b)) (`random_first_token_seconds`).
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ class SteadyState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
     """Outputs of `osl` tokens, of which the shortest lack `length_spread` of the longest. `first_wave_share` of the requests
-    start at once, the others when one ends; `admission_passes` lie between two admissions of requests."""
+    start at once, the others when one ends; `admission_passes` lie between two admissions of requests. Of those that
+    `come_at_random` none waits for another's end, and none starts with a wave."""
 
     osl: Column
     length_spread: Column
     first_wave_share: Column = 0.1
     admission_passes: Column = 1.0
+    come_at_random: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class PassPricer:
     fuses_chunks: Column
     polls: bool = False
     captures_decode: bool = True
+    shares_host: bool = True
     pass_factor: Column = 1.0
     first_token_factor: Column = 1.0
     acceptance: float | None = None
@@ -119,10 +122,12 @@ class PassPricer:
         return (device_s + self.host_seconds(running)) * self.pass_factor
 
     def host_seconds(self, running: Column) -> Column:
-        """Return the host's seconds between passes: by pass, and by running sequence of the instance."""
+        """Return the host's seconds between passes: by pass, and by running sequence, of all copies of attention where they share
+        a host process."""
         constants = self.constants
         per_pass = constants.pass_host_s * self.work.tokens_per_sequence
-        per_sequence = constants.sequence_host_s * running * self.work.attention_dp
+        sharing = self.work.attention_dp if self.shares_host else 1.0
+        per_sequence = constants.sequence_host_s * running * sharing
         return (per_pass + per_sequence) * self.rates.host_factor
 
     def chunk_terms(self, running: Column, inputs: Column = 1.0) -> dict[str, Column]:
@@ -176,6 +181,8 @@ class PassPricer:
         in_server = running * self.work.attention_dp * self.constants.server_turn_s / pass_s
         stagger = self.fuses_chunks * np.minimum(np.maximum(in_passes, in_server) / passes, 1.0)
         crowding, randomness = wave_crowding(requests.length_spread, stagger)
+        if requests.come_at_random:
+            crowding, randomness = 1.0, 1.0
         return Arrivals(
             life_passes=passes,
             crowding=crowding,
@@ -197,20 +204,25 @@ def solve_steady_state(pricer: PassPricer, present: Column, largest_batch: Colum
     input_pass_s = pricer.mixed_pass_seconds(running, joined)
     added_s = np.maximum(input_pass_s - pass_s * pricer.fuses_chunks, SHORTEST_S)
     shared_s = added_s / joined * pricer.work.num_chunks
-    share = requests.first_wave_share
+    share = 0.0 if requests.come_at_random else requests.first_wave_share
     # Inputs that were computed before a request's own are in its first token, and not between its tokens.
     wave_joined = np.minimum(running, pricer.inputs_per_pass)
     before = share * ((running + wave_joined) / 2.0 - 1.0) + (1.0 - share) * ((met + joined) / 2.0 - 1.0)
     inputs_s = (running - 1.0 - before) / osl * shared_s
     tpot_s = pass_s / pricer.tokens_per_pass + inputs_s
-    first_wave_s = pricer.first_wave_seconds(running)
-    later_s = pricer.later_wave_seconds(running, pass_s, input_pass_s, arrivals)
-    ttft_s = server_seconds(pricer, running) + share * first_wave_s + (1.0 - share) * later_s
+    if requests.come_at_random:
+        unqueued_s = pricer.constants.wait_passes * pass_s + arrivals.admission_wait(met) * pass_s
+        unqueued_s = server_seconds(pricer, running) + unqueued_s
+        ttft_s = random_first_token_seconds(pricer, unqueued_s, present, np.maximum(osl - 1.0, 0.0) * tpot_s)
+    else:
+        later_s = pricer.later_wave_seconds(running, pass_s, input_pass_s, arrivals)
+        waves_s = share * pricer.first_wave_seconds(running) + (1.0 - share) * later_s
+        ttft_s = (server_seconds(pricer, running) + waves_s) * pricer.first_token_factor
     overfull = np.clip((present / largest - 1.0) * OVERFULL_SHARPNESS, -30.0, 30.0)
     waiting = np.maximum(np.log1p(np.exp(overfull)) / OVERFULL_SHARPNESS - 0.02, 0.0)
     return SteadyState(
         running=running, waiting=waiting, pass_s=pass_s, shared_prompt_s=shared_s, tpot_s=tpot_s,
-        ttft_s=ttft_s * pricer.first_token_factor + waiting * osl * tpot_s, input_share=inputs_s / tpot_s,
+        ttft_s=ttft_s + waiting * osl * tpot_s, input_share=inputs_s / tpot_s,
     )  # fmt: skip
 
 
@@ -222,12 +234,20 @@ def server_seconds(pricer: PassPricer, running: Column) -> Column:
     return constants.request_s + tokens_s + constants.request_host_s * running * work.attention_dp
 
 
-def random_first_token_seconds(pricer: PassPricer, state: SteadyState, rate_per_s: Column) -> Column:
-    """Return the seconds to first tokens of requests that come at random at a rate to each copy of attention."""
-    constants = pricer.constants
-    prompt_s = prompt_seconds(pricer) * constants.prompt_factor
-    first_token_s = server_seconds(pricer, state.running) + constants.wait_passes * state.pass_s + prompt_s
-    return (first_token_s + queueing_seconds(rate_per_s, prompt_s)) * pricer.first_token_factor
+def random_first_token_seconds(pricer: PassPricer, unqueued_s: Column, present: Column, decode_s: Column) -> Column:
+    """Return the seconds to first tokens of requests that come at random, of which `present` are in the system of a copy of
+    attention: `unqueued_s` before the input's own seconds, the queue and these; a request decodes for `decode_s` after it.
+
+    With s the seconds of an input, A those of a request without a queue, f the factor of first tokens and x = rate * s, Little's
+    law is C = rate * (A + f s x / (2 (1 - x))): (2 A - f s) x^2 - 2 (A + C s) x + 2 C s = 0, whose smaller root is below 1.
+    """
+    factor = pricer.first_token_factor
+    prompt_s = prompt_seconds(pricer) * pricer.constants.prompt_factor
+    alone_s = (unqueued_s + prompt_s) * factor + decode_s
+    square, linear, constant = 2.0 * alone_s - factor * prompt_s, alone_s + present * prompt_s, 2.0 * present * prompt_s
+    busy = constant / (linear + np.sqrt(linear * linear - square * constant))
+    first_token_s: Column = present * prompt_s / busy - decode_s
+    return first_token_s
 
 
 def prompt_seconds(pricer: PassPricer) -> Column:

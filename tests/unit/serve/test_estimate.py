@@ -17,7 +17,8 @@ from shardwise.serve import (
     estimate_table,
 )
 from shardwise.serve import estimate as estimate_module
-from shardwise.serve.steady_state import latency_within, queueing_seconds
+from shardwise.serve.estimate import ServingModel
+from shardwise.serve.steady_state import latency_within, prompt_seconds, queueing_seconds, server_seconds
 from shardwise.values import InputError
 
 
@@ -70,6 +71,32 @@ def test_rate_obeys_littles_law():
     assert estimate.requests_per_s == 2.0
     assert estimate.concurrency == pytest.approx(2.0 * estimate.request_s, rel=1e-9)
     assert estimate.running == pytest.approx(max(2.0 * 500 * estimate.tpot_s.value, 1.0), rel=0.1)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0, 4.0])
+def test_first_tokens_at_a_rate_wait_in_a_queue(rate):
+    """A first token takes the server, the pass that runs, the input's own chunks, and the wait of an M/D/1 queue for those of
+    others (Pollaczek and Khinchine), computed here by itself."""
+    problem = problem_of(rate_per_s=rate)
+    model, layout = ServingModel.of(problem), ServingLayout(tp=8)
+    estimate = estimate_serving(problem, layout)
+    pricer = model.pricer(ConfigurationTable.of([layout], [1.0], [8192]))
+    constants = model.engine.constants
+    service_s = float(prompt_seconds(pricer)[0]) * constants.prompt_factor
+    busy = rate * service_s
+    running = max(estimate.running, 1.0)
+    passes_s = constants.wait_passes * float(pricer.decode_seconds(np.array([running]))[0])
+    alone_s = float(server_seconds(pricer, np.array([running]))[0]) + passes_s + service_s
+    expected = (alone_s + busy / (2 * (1 - busy)) * service_s) * pricer.first_token_factor
+    assert estimate.ttft_s.value == pytest.approx(expected, rel=0.02)
+
+
+def test_no_wave_starts_at_once_at_a_rate():
+    few, many = (
+        estimate_serving(problem_of(rate_per_s=2.0, waves=waves), ServingLayout(tp=8)) for waves in (1.0, 10.0)
+    )
+    assert few.ttft_s == many.ttft_s
+    assert few.tpot_s == many.tpot_s
 
 
 def test_latency_rises_with_the_rate():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.measure.serving.pool_validation import validate_pool_rows
+from shardwise.measure.serving.pool_validation import published_pool_rows, validate_pool_rows
 from shardwise.serve import (
     PooledEstimate,
     PooledLayout,
@@ -137,9 +137,25 @@ def test_proposed_pools_are_within_the_limits_and_have_no_pipelines(load: dict[s
 
 def test_published_rows_of_pools() -> None:
     """Medians of the rows that state the workers of both pools. Two choices about first tokens were made by these rows."""
-    validation = validate_pool_rows()
+    validation = validate_pool_rows(states_workers=True)
     assert validation.num_rows == 69
     assert validation.tpot.median <= 0.08
     assert validation.ttft.median <= 0.30
     assert validation.tpot_coverage >= 0.86
     assert validation.ttft_coverage >= 0.86
+
+
+def test_rows_whose_launch_states_the_workers() -> None:
+    """Rows that nothing was fitted to: workers and drafted tokens are those of the launch, latencies of the published table."""
+    validation = validate_pool_rows(states_workers=False)
+    assert validation.num_rows == 56
+    assert validation.tpot.median <= 0.11
+    assert validation.tpot.percentile_90 <= 0.20
+    assert validation.ttft.median <= 0.34
+    assert validation.tpot_coverage >= 0.9
+    assert validation.ttft_coverage >= 0.9
+
+
+def test_no_measurement_of_pools_is_there_twice() -> None:
+    rows = published_pool_rows()
+    assert len({(row.ttft_s, row.tpot_s) for row in rows}) == len(rows)

@@ -59,6 +59,14 @@ def test_a_rate_is_served_on_nearly_the_fewest_devices(rate: float, tpot_s: floa
     assert plan.idle_devices == 8 - plan.layout.num_devices
 
 
+def test_a_rate_is_not_refused_for_a_wave_that_it_does_not_have() -> None:
+    """An estimate at the rate within the limits is a plan: no first wave is in its first tokens."""
+    asked = question(rate_per_s=20.0)
+    alone = min(estimate_serving(asked.problem(rate_per_s=20.0), ServingLayout(tp=tp)).ttft_s.value for tp in (1, 2, 4))
+    plan = plan_serving(question(rate_per_s=20.0, latency_limits=LatencyLimits(ttft_s=1.1 * alone)))
+    assert plan.estimate.ttft_s.value <= 1.1 * alone
+
+
 def test_without_a_rate_no_layout_serves_more_within_the_limit() -> None:
     asked = question(latency_limits=LatencyLimits(tpot_s=0.02))
     plan = plan_serving(asked)

@@ -67,7 +67,8 @@ class ServingValidation(Payload):
     """Predictions of the published serving rows, by the package's constants (`fitted`) and with rows left out.
 
     `batches` are the folds of `num_batches` single batches (Splitwise's), which are fitted too: TPOT is that of a token, TTFT the
-    time of all inputs. `pools` are rows whose prefill and decode part, `throughput` is of a table that no constant is fitted to.
+    time of all inputs. `pools` are rows whose prefill and decode part, on which their widths rest, `launched_pools` others, to
+    which nothing is fitted, `throughput` is of a table that no constant is fitted to.
     `power` is the fit of the watts of batches.
     """
 
@@ -80,6 +81,7 @@ class ServingValidation(Payload):
     coverage: Sequence[ServingCoverage]
     choices: Sequence[ServingChoice]
     pools: PoolValidation
+    launched_pools: PoolValidation
     throughput: ThroughputValidation
     power: PowerValidation
 
@@ -105,7 +107,8 @@ def validate_serving_rows(progress: Progress = ignore_progress) -> ServingValida
         num_rows=int((~is_batch).sum()), fitted=of_loads["none"], folds=[of_loads[name] for name in folds],
         num_batches=int(is_batch.sum()), batches=list(of_batches.values()), coverage=_coverage(table, family, spreads),
         choices=[_choose(table, family, spreads[0], limit_s) for limit_s in TPOT_LIMITS_S],
-        pools=validate_pool_rows(), throughput=validate_throughput_rows(), power=validate_power(),
+        pools=validate_pool_rows(states_workers=True),
+        launched_pools=validate_pool_rows(states_workers=False), throughput=validate_throughput_rows(), power=validate_power(),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from shardwise.values import pluralize
 
 if TYPE_CHECKING:
     from shardwise.measure import CalibratedServing
+    from shardwise.measure.serving.pool_validation import PoolValidation
     from shardwise.measure.serving.power_fit import PowerValidation
     from shardwise.measure.serving.serving_errors import ServingErrors
     from shardwise.measure.serving.serving_validation import ServingFold, ServingValidation
@@ -78,15 +79,11 @@ def serving_accuracy_report(validation: ServingValidation) -> Report:
         for i, choice in enumerate(validation.choices)
     ]  # fmt: skip
     head = f"{validation.num_rows:,} published serving configurations: relative errors, at the median where not said otherwise"
-    pools = validation.pools
-    pool_errors: list[Row] = [("", "TPOT", "mean", "90%", "TTFT", "mean", "90%")]
-    pool_errors += [
-        (f"{pools.num_rows} rows", *_errors(pools.tpot, "pools.tpot"), *_errors(pools.ttft, "pools.ttft")),
-        (
-            "inside 90% intervals", share(pools.tpot_coverage, "pools.tpot_coverage"), "", "",
-            share(pools.ttft_coverage, "pools.ttft_coverage"), "", "",
-        ),
-    ]  # fmt: skip
+    pool_errors: list[Row] = [
+        ("", "TPOT", "mean", "90%", "TTFT", "mean", "90%"),
+        *_pool_rows(validation.pools, "pools", "that state their workers"),
+        *_pool_rows(validation.launched_pools, "launched_pools", "whose launch does, in no fit"),
+    ]
     table = validation.throughput
     throughput: list[Row] = [("", "median", "mean", "90%", "too high")]
     throughput += [
@@ -127,6 +124,17 @@ def _fold_table(folds: Sequence[tuple[str, ServingFold]]) -> Table:
         for path, fold in folds
     ]
     return Table(rows=tuple(rows), right=range(1, 7))
+
+
+def _pool_rows(pools: PoolValidation, path: str, kind: str) -> tuple[Row, Row]:
+    """Return the errors of rows of pools, and how many of them are in their intervals."""
+    return (
+        (f"{pools.num_rows} rows {kind}", *_errors(pools.tpot, f"{path}.tpot"), *_errors(pools.ttft, f"{path}.ttft")),
+        (
+            "  inside 90% intervals", share(pools.tpot_coverage, f"{path}.tpot_coverage"), "", "",
+            share(pools.ttft_coverage, f"{path}.ttft_coverage"), "", "",
+        ),
+    )  # fmt: skip
 
 
 def _power_line(power: PowerValidation) -> Line:

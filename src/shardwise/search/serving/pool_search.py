@@ -20,7 +20,7 @@ from shardwise.serve import ConfigurationTable, PooledEstimate, PooledLayout, Se
 from shardwise.serve.configuration_table import Floats
 from shardwise.serve.estimate import ServingModel
 from shardwise.serve.estimate_parts import interval
-from shardwise.serve.pools import InputColumns, decode_only_seconds, pool_tpot_spread
+from shardwise.serve.pools import InputColumns, decode_only_seconds, decode_pool_pricer, pool_tpot_spread
 from shardwise.serve.steady_state import latency_within
 from shardwise.values import InputError
 
@@ -122,7 +122,7 @@ def _decode_candidates(
     tokens = model.limits.max_batched_tokens or model.engine.max_batched_tokens
     table = ConfigurationTable.of([layout for layout, _ in rows], [batch for _, batch in rows], [tokens] * len(rows))
     running = table.concurrency
-    tpot_s = np.asarray(decode_only_seconds(model.pricer(table), running))
+    tpot_s = np.asarray(decode_only_seconds(decode_pool_pricer(model, table), running))
     low, high = interval(tpot_s, pool_tpot_spread(model))
     fits = latency_within(question.latency_limits.tpot_s, tpot_s, low, high) & (
         model.memory(table).largest_batch >= running

@@ -93,7 +93,8 @@ def plan_serving(question: ServingQuestion) -> ServingPlan:
     table = build_table(
         layouts, limits.max_num_seqs or engine.max_num_seqs, limits.max_batched_tokens or engine.max_batched_tokens
     )
-    candidates = _Candidates(question, table, estimate_table(question.problem(concurrency=1.0), table))
+    load = {"rate_per_s": question.rate_per_s} if question.rate_per_s is not None else {"concurrency": 1.0}
+    candidates = _Candidates(question, table, estimate_table(question.problem(**load), table))
     if not candidates.estimate.fits.any():
         raise NothingFitsError(_describe_too_small(candidates))
     points = list(candidates.best_points())
