@@ -120,6 +120,7 @@ def found_of(one: MachineFit) -> MachineResult:
         one.cluster(),
         one.calibration((0.9, 1.1)),
         one.in_step,
+        one.step_factors.starts,
         one.measured_over_predicted(),
         one.measured_rates(),
         one.unmeasured(),
@@ -220,8 +221,27 @@ def test_whole_steps_say_how_much_longer_kernels_take_between_others() -> None:
     assert slower.measured_over_predicted() == pytest.approx(dict.fromkeys(kernel_seconds, 1.0), rel=0.02)
 
 
-def test_what_one_factor_misses_of_whole_steps_widens_the_interval() -> None:
-    names = {step.name for sample in SAMPLES for step in sample.steps(2)}
+def test_steps_of_few_rows_tell_starts_from_kernels() -> None:
+    """Kernels 1.2 times as long as alone, and the time between them 2.5 times: both come back, and so do the steps."""
+    alone, found = fit(), seconds()
+    for name, (_, kernels_s, starts_s) in zip(alone.steps, alone._step_parts(), strict=True):
+        found[name.name] += 0.2 * kernels_s + 1.5 * starts_s
+    slower = fit(found)
+    assert slower.step_factors == pytest.approx((1.2, 2.5))
+    assert slower.constants()["launch_s"] == pytest.approx(2.5 * LAUNCH_S)
+    assert slower.measured_over_predicted() == pytest.approx(
+        dict.fromkeys((step.name for step in alone.steps), 1.0), rel=0.02
+    )
+    shares = {
+        step.name: starts_s / found[step.name]
+        for step, (*_, starts_s) in zip(alone.steps, alone._step_parts(), strict=True)
+    }
+    assert min(share for name, share in shares.items() if name.startswith("short")) > 0.1
+    assert max(share for name, share in shares.items() if not name.startswith("short")) < 0.1
+
+
+def test_what_the_factors_miss_of_whole_steps_widens_the_interval() -> None:
+    names = {step.name for step in CPU_SIZES.steps(2)}
     found = {name: s * (2.0 if name in names and name.startswith("256") else 1.0) for name, s in seconds().items()}
     misses = fit(found).measured_over_predicted()
     assert misses.keys() == names
@@ -234,7 +254,7 @@ def test_what_one_factor_misses_of_whole_steps_widens_the_interval() -> None:
 
 def test_one_step_is_not_fitted_to() -> None:
     """Nothing would be left to judge predictions by."""
-    sizes = replace(CPU_SIZES, samples=SAMPLES[:1])
+    sizes = replace(CPU_SIZES, samples=SAMPLES[:1], short_samples=())
     found = {name.replace("fsdp step", "one process step"): s for name, s in seconds().items()}
     found |= {"256/one process step": 5.0}
     single = MachineFit(found, replace(FACTS, num_processes=1, sizes=sizes))
@@ -266,7 +286,7 @@ def test_the_stacks_constants_come_from_runs_of_its_own() -> None:
 
 def test_a_small_machine_is_measured_in_two_processes() -> None:
     small: tuple[SampleLayer, ...] = (replace(TINY, name="small", has_loss=True),)
-    found = measure_machine(2, sizes=replace(CPU_SIZES, samples=small))
+    found = measure_machine(2, sizes=replace(CPU_SIZES, samples=small, short_samples=()))
     assert found.cluster.num_devices == 2
     assert set(found.cluster.chip.peak_flops_per_s) == {"fp32", "bf16"}
     assert found.calibration.constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys() - {"host_s"}

@@ -53,6 +53,7 @@ class SampleLayer:
     seq_len: int
     dtype: str = "fp32"
     has_loss: bool = False  # the head and its loss are measured too
+    num_micro_batches: int = 1  # of a step
 
     def __getstate__(self) -> dict[str, object]:
         """Return the fields alone for other processes: the cached pricing has functions that cannot be pickled."""
@@ -73,16 +74,19 @@ class SampleLayer:
 
     def job_for(self, num_replicas: int) -> Job:
         """Return a job with this batch for each replica."""
-        tokens = num_replicas * self.tokens
+        tokens = num_replicas * self.num_micro_batches * self.tokens
         return Job(global_batch_tokens=tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
 
     def steps(self, num_processes: int) -> tuple[SampleStep, ...]:
         """Return the steps that the constants are checked against: with gradients and optimizer state sharded over the processes,
-        where little is sent, and with tensor parallelism over all of them, where processes wait for one another in each layer."""
+        where little is sent, and with tensor parallelism over all of them, where processes wait for one another in each layer; of
+        several micro-batches with a copy of the state on each process."""
         if num_processes == 1:
             return (SampleStep(self, "one process", self.layout, 1),)
         sharded = Layout(fsdp=num_processes, zero_stage=2, micro_batch_seqs=self.num_seqs)
         split = Layout(tp=num_processes, micro_batch_seqs=self.num_seqs)
+        if self.num_micro_batches > 1:  # gradients are reduced once for all of them
+            return (SampleStep(self, "dp", Layout(dp=num_processes, micro_batch_seqs=self.num_seqs), num_processes),)
         is_legal = not violations(self.model, self.job_for(1), num_processes, split)
         steps = [SampleStep(self, "fsdp", sharded, num_processes)]
         return (*steps, SampleStep(self, "tp", split, 1)) if is_legal else tuple(steps)
@@ -188,6 +192,11 @@ SAMPLES = (
     SampleLayer("512", _llama_layer(512, 8, 64, 4096), 4, 256),
     SampleLayer("128", _llama_layer(128, 4, 32, 4096), 2, 512),
 )
+# Micro-batches with so few rows that starting kernels takes a good part of a step: steps of several.
+SHORT_SAMPLES = (
+    SampleLayer("short 256", _llama_layer(256, 4, 64, 4096), 1, 64, num_micro_batches=8),
+    SampleLayer("short 128", _llama_layer(128, 4, 32, 4096), 1, 64, num_micro_batches=8),
+)
 # Layers of models of 1 to 8 billion parameters. 16 thousand tokens at once are what a GPU holds of a batch: hidden states of
 # 64 MB and more are beyond its L2 cache.
 GPU_SAMPLES = (
@@ -202,7 +211,8 @@ MEMORY_SHARE = 0.8  # of a device's memory that samples may take together: kerne
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSizes:
     """Sizes at which a machine is measured: samples in the format of the constants, formats of which only the best rate of a
-    product is measured, and bytes of a copy and of collectives, the largest beyond caches."""
+    product is measured, and bytes of a copy and of collectives, the largest beyond caches. Of `short_samples` only whole steps
+    are measured, for the time between kernels inside a step."""
 
     samples: tuple[SampleLayer, ...]
     other_dtypes: tuple[str, ...]
@@ -210,11 +220,16 @@ class MachineSizes:
     collective_bytes: tuple[int, ...]
     overlapped_bytes: int  # of an AllReduce beside products
     tiny: SampleLayer = TINY
+    short_samples: tuple[SampleLayer, ...] = ()
 
     @property
     def dtype(self) -> str:
         """Format of the samples."""
         return self.samples[0].dtype
+
+    def steps(self, num_processes: int) -> tuple[SampleStep, ...]:
+        """Return the whole steps that are measured."""
+        return tuple(step for sample in (*self.samples, *self.short_samples) for step in sample.steps(num_processes))
 
     def within(self, memory_bytes: float, num_processes: int = 1) -> MachineSizes:
         """Return the sizes without the samples whose models, one for each step, do not fit side by side; the last one stays."""
@@ -231,7 +246,7 @@ class MachineSizes:
 MACHINE_SIZES = {
     "cpu": MachineSizes(
         samples=SAMPLES, other_dtypes=("bf16",), copy_bytes=2**27, collective_bytes=(2**12, 2**20, 2**24),
-        overlapped_bytes=2**24,
+        overlapped_bytes=2**24, short_samples=SHORT_SAMPLES,
     ),
     "cuda": MachineSizes(
         samples=GPU_SAMPLES, other_dtypes=("fp16", "tf32", "fp8"), copy_bytes=2**31,

@@ -180,7 +180,8 @@ def step_operation(step: SampleStep, device: torch.device) -> TimedOperation:
     engine.initialize(0)
     generator = torch.Generator().manual_seed(0)  # ranks of one replica read the same tokens
     ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), generator=generator).to(device)
-    return TimedOperation(lambda: engine.step([MicroBatch(ids, ids)], step.job.global_batch_tokens, 1, 0), 1)
+    batches = [MicroBatch(ids, ids)] * sample.num_micro_batches
+    return TimedOperation(lambda: engine.step(batches, step.job.global_batch_tokens, len(batches), 0), 1)
 
 
 def loss_operands(sample: SampleLayer, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

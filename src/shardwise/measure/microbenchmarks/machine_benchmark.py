@@ -80,7 +80,7 @@ def _all_operations(sizes: MachineSizes, size: int, device: torch.device) -> Ite
     for sample in (*sizes.samples, sizes.tiny):
         for name, operation in sample_operations(sample, device):
             yield f"{sample.name}/{name}", operation
-    for step in (step for sample in sizes.samples for step in sample.steps(size)):
+    for step in sizes.steps(size):
         yield step.name, step_operation(step, device)
     yield "tiny/layer", layer_operation(sizes.tiny, device, TINY_LAYERS)
     yield "copy", TimedOperation(make_copy(sizes.copy_bytes, device), 1)
@@ -161,7 +161,8 @@ class ProcessClock:
 class MachineResult:
     """The machine at nominal rates, and the calibration of what it reaches; `out` is the file that was written, if any.
 
-    `in_step` is how much longer kernels take inside a step than when each is repeated alone, which the constants contain;
+    `in_step` and `starts_in_step` are how much longer kernels and their starts take inside a step than when operations are
+    repeated alone, which the constants contain;
     `measured_over_predicted` are measured seconds of whole steps over those that the constants give. `unmeasured`: where the
     values of constants that were not measured come from, by name.
     """
@@ -169,6 +170,7 @@ class MachineResult:
     cluster: Cluster
     calibration: Calibration
     in_step: float
+    starts_in_step: float
     measured_over_predicted: Mapping[str, float]
     rates: MeasuredRates
     unmeasured: Mapping[str, str] = field(default_factory=dict)
@@ -190,6 +192,7 @@ class MachineRecord(Payload):
     topology: Switched
     calibration: Calibration
     in_step: float
+    starts_in_step: float
     measured_over_predicted: Mapping[str, float]
     rates: MeasuredRates
     unmeasured: Mapping[str, str]
@@ -214,9 +217,11 @@ def fit_machine(rounds: Sequence[Round], facts: MachineFacts) -> MachineResult:
     """Return the machine from the rounds of its operations."""
     fit = MachineFit(median_rounds(rounds), facts)
     step_ratios = fit.measured_over_predicted()
-    spread = prediction_interval(rounds, fit.samples, step_ratios.values())
+    num_fitted = 2 if facts.sizes.short_samples else 1
+    spread = prediction_interval(rounds, fit.samples, step_ratios.values(), num_fitted)
     return MachineResult(
-        cluster=fit.cluster(), calibration=fit.calibration(spread), in_step=fit.in_step, measured_over_predicted=step_ratios,
+        cluster=fit.cluster(), calibration=fit.calibration(spread), in_step=fit.in_step, starts_in_step=fit.step_factors.starts,
+        measured_over_predicted=step_ratios,
         rates=fit.measured_rates(), unmeasured=fit.unmeasured(),
     )  # fmt: skip
 

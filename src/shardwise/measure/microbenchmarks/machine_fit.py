@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,13 @@ class MeasuredRates:
     link_bytes_per_s: float | None
     kernel_gap_s: float
     host_issue_s: float
+
+
+class StepFactors(NamedTuple):
+    """How many times as long kernels, and their starts, take inside a step as when operations are repeated alone."""
+
+    kernels: float
+    starts: float
 
 
 @dataclass(frozen=True)
@@ -229,7 +237,7 @@ class MachineFit:
         constants = self.constants_alone()
         measured = constants.keys() - (self.unmeasured() if self.machine.is_gpu else {})
         constants |= {name: constants[name] / self.in_step for name in KERNEL_RATES if name in measured}
-        return _clip({**constants, "launch_s": constants["launch_s"] * self.in_step})
+        return _clip({**constants, "launch_s": constants["launch_s"] * self.step_factors.starts})
 
     def constants_alone(self) -> dict[str, float]:
         """Return the constants of kernels that are repeated alone, clipped to their bounds."""
@@ -257,23 +265,51 @@ class MachineFit:
             constants |= {name: published[name] for name in self.unmeasured()}
         return _clip(constants)
 
-    @cached_property
+    @property
     def in_step(self) -> float:
-        """How many times as long kernels take inside a step as when each is repeated alone; 1 where a single step was measured,
-        which would leave nothing to judge predictions by."""
+        """How many times as long kernels take inside a step as when each is repeated alone."""
+        return self.step_factors.kernels
+
+    @cached_property
+    def step_factors(self) -> StepFactors:
+        """Factors from the whole steps: seconds without communication are kernels · its factor + starts · theirs.
+
+        Steps of micro-batches with few rows tell both apart; without them both are one. Both are 1 where a single step was
+        measured, which would leave nothing to judge predictions by.
+        """
         if len(self.steps) < FEWEST_STEPS:
-            return 1.0
-        factors = []
-        for step, predicted in self._predict_steps(self.constants_alone()).items():
-            kernels_s = sum(s for name, s in predicted.time.items() if name not in COMMUNICATION)
-            communication_s = predicted.step_time_s - kernels_s
-            factors.append(max(self.seconds[step.name] - communication_s, LEAST_FACTOR * kernels_s) / kernels_s)
-        return _geometric_mean(factors)
+            return StepFactors(1.0, 1.0)
+        parts = list(self._step_parts())
+        factor = _geometric_mean(measured_s / (kernels_s + starts_s) for measured_s, kernels_s, starts_s in parts)
+        if not self.machine.sizes.short_samples:
+            return StepFactors(factor, factor)
+        design = np.array(
+            [[kernels_s / measured_s, starts_s / measured_s] for measured_s, kernels_s, starts_s in parts]
+        )
+        kernels, starts = np.linalg.lstsq(design, np.ones(len(parts)), rcond=None)[0]
+        return (
+            StepFactors(float(kernels), float(starts))
+            if min(kernels, starts) >= LEAST_FACTOR
+            else StepFactors(factor, factor)
+        )
+
+    def _step_parts(self) -> Iterator[tuple[float, float, float]]:
+        """Yield for each step its measured seconds without communication, and those of kernels and of their starts that
+        constants of repeated operations predict."""
+        alone = self.constants_alone()
+        without_starts = {**alone, "launch_s": CONSTANTS["launch_s"].low}
+        share = 1.0 - without_starts["launch_s"] / alone["launch_s"]  # of the starts, which the difference has
+        shorter = self._predict_steps(without_starts)
+        for step, predicted in self._predict_steps(alone).items():
+            predicted_s = sum(s for name, s in predicted.time.items() if name not in COMMUNICATION)
+            starts_s = (predicted.step_time_s - shorter[step].step_time_s) / share if share > 0 else 0.0
+            measured_s = self.seconds[step.name] - (predicted.step_time_s - predicted_s)
+            yield max(measured_s, LEAST_FACTOR * predicted_s), predicted_s - starts_s, starts_s
 
     @property
     def steps(self) -> tuple[SampleStep, ...]:
         """The whole steps that were measured."""
-        return tuple(step for sample in self.samples for step in sample.steps(self.machine.num_processes))
+        return self.machine.sizes.steps(self.machine.num_processes)
 
     def _predict_steps(self, constants: Mapping[str, float]) -> dict[SampleStep, Estimate]:
         cluster = with_calibration(self.cluster(), self._calibration(constants, (1.0, 1.0)))
@@ -336,19 +372,21 @@ class MachineFit:
 
 
 def prediction_interval(
-    rounds: Sequence[Seconds], samples: Iterable[SampleLayer], step_ratios: Iterable[float] = ()
+    rounds: Sequence[Seconds], samples: Iterable[SampleLayer], step_ratios: Iterable[float] = (), num_fitted: int = 1
 ) -> tuple[float, float]:
     """Return the 90% prediction interval as factors on a prediction, at least 10% wide.
 
     Two deviations, taken as independent: of repeated operations around their median, and of whole steps, measured over
-    predicted (`step_ratios`), around 1, with the degree of freedom that `MachineFit.in_step` takes.
+    predicted (`step_ratios`), around 1, with the degrees of freedom that `MachineFit.step_factors` takes.
     """
     prefixes = [f"{sample.name}/" for sample in samples]
     totals = [sum(s for name, s in seconds.items() if name.startswith(tuple(prefixes))) for seconds in rounds]
     median_total = statistics.median(totals)
     logs, step_logs = [math.log(total / median_total) for total in totals], [math.log(ratio) for ratio in step_ratios]
     repeat_variance = sum(log**2 for log in logs) / max(len(logs) - 1, 1)
-    width = NORMAL_90 * math.sqrt(repeat_variance + sum(log**2 for log in step_logs) / max(len(step_logs) - 1, 1))
+    width = NORMAL_90 * math.sqrt(
+        repeat_variance + sum(log**2 for log in step_logs) / max(len(step_logs) - num_fitted, 1)
+    )
     high = 1.0 + max(math.expm1(width), NARROWEST_INTERVAL)
     return 1.0 / high, high
 

@@ -78,7 +78,8 @@ def machine_report(result: MachineResult) -> Report:
         f"{format_seconds(rates.host_issue_s)}",
         *([f"  peaks of {chip.catalog_name}; constants are shares of them"] if chip.base else []),
         Table(rows=rows, right=(1,), head=False, indent=2, line="  {:<22}{:>10}  {}"),
-        f"kernels take {result.in_step:.2f} times as long inside a step as alone, which the constants contain",
+        f"kernels take {result.in_step:.2f} times as long inside a step as alone, their starts {result.starts_in_step:.2f} "
+        "times, which the constants contain",
         f"whole steps, measured over predicted: {steps}",
         f"90% prediction interval: {low:.2f} to {high:.2f} times a prediction",
     ]
