@@ -448,8 +448,8 @@ def test_shares_of_peaks_come_back_out_of_the_seconds_that_they_made() -> None:
     [
         ("NVIDIA H200", 150.0, "h200"), ("NVIDIA A100-SXM4-80GB", 85.1, "a100-80gb"), ("NVIDIA H100 PCIe", 85.0, "h100-pcie"),
         ("NVIDIA A100 80GB PCIe", 85.1, "a100-80gb-pcie"), ("NVIDIA B200", 191.5, "b200"), ("NVIDIA GB200", 198.6, "gb200"),
-        ("AMD Instinct MI300X", 206.1, "mi300x"), ("NVIDIA H100 NVL", 100.0, None), ("NVIDIA L40S", 47.7, None),
-        ("NVIDIA H200 MIG 3g.71gb", 74.8, None),
+        ("AMD Instinct MI300X", 206.1, "mi300x"), ("NVIDIA H100 NVL", 100.0, None), ("NVIDIA L40S", 47.7, "l40s"),
+        ("NVIDIA L40", 47.7, None), ("NVIDIA H200 MIG 3g.71gb", 74.8, None),
     ],
 )  # fmt: skip
 def test_names_of_pytorch_and_of_the_catalogue(device_name: str, gb: float, chip: str | None) -> None:

@@ -44,8 +44,6 @@ EXCEPTIONS = {
     ("measure/serving/package_rows.py", "read_text"): PACKAGE_DATA,
     ("measure/serving/serving_rows.py", "csv.DictReader"): PACKAGE_DATA,
     ("measure/serving/serving_rows.py", "open"): PACKAGE_DATA,
-    ("measure/serving/serving_rows.py", "read_text"): PACKAGE_DATA,
-    ("measure/serving/serving_rows.py", "tomllib.loads"): PACKAGE_DATA,
     ("serve/engines.py", "read_text"): PACKAGE_DATA,
     ("serve/engines.py", "tomllib.loads"): PACKAGE_DATA,
     ("serve/serving_constants.py", "read_text"): PACKAGE_DATA,

@@ -123,9 +123,17 @@ def _describe_unknown(name: str) -> str:
 
 
 def _architecture_from_table(name: str, table: Mapping[str, Any]) -> Architecture:
-    """Return a model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json."""
+    """Return a model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json.
+
+    A kind of layer without a recurrence has `false` there, as TOML has no value for nothing.
+    """
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     config = fields.pop("config", None)
     fields.pop("ids", None)
+    if "layer_kinds" in fields:
+        fields["layer_kinds"] = {
+            kind: {key: None if key == "recurrence" and value is False else value for key, value in settings.items()}
+            for kind, settings in fields["layer_kinds"].items()
+        }
     architecture = Architecture(name=name, **fields)
     return architecture if config is None else add_numerics(architecture, config)

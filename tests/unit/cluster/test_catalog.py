@@ -18,7 +18,7 @@ from shardwise.values.units import parse_quantity
 
 CHIPS = (
     "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "a100-40gb", "a100-80gb", "a100-80gb-pcie", "h100",
-    "h100-pcie", "h200", "h800", "b200", "b300", "gb200", "gb300", "mi250x", "mi300x", "mi325x", "mi355x", "v100", "cpu",
+    "h100-pcie", "h200", "h800", "l40s", "b200", "b300", "gb200", "gb300", "mi250x", "mi300x", "mi325x", "mi355x", "v100", "cpu",
 )  # fmt: skip
 MATMUL = {
     "a100-40gb": (271.2, 312), "a100-80gb": (271.2, 312), "a100-80gb-pcie": (252.9, 312), "h100": (794.5, 989),
@@ -81,7 +81,7 @@ def test_peaks_are_dense_and_double_with_half_the_width(name: str) -> None:
     for wide, narrow in (("bf16", "fp8"), ("tf32", "bf16"), ("fp8", "fp4")):
         halves = {("tpu-v6e", "fp8"): 1, ("gb300", "fp4"): 3}.get((name, narrow), 2)
         if wide in peaks and narrow in peaks:
-            assert peaks[narrow] / peaks[wide] == pytest.approx(halves, rel=0.011)
+            assert peaks[narrow] / peaks[wide] == pytest.approx(halves, rel=0.013)  # L40S: 362.05 and 733
     if "bf16" in peaks and "fp16" in peaks:
         assert peaks["bf16"] == peaks["fp16"]
 

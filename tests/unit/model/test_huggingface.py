@@ -414,6 +414,7 @@ ROUNDED = {
     "gpt-3-125m": 125e6, "gpt-3-350m": 350e6, "gpt-3-760m": 760e6, "gpt-3-1.3b": 1.3e9, "gpt-3-2.7b": 2.7e9,
     "gpt-3-6.7b": 6.7e9, "gpt-3-13b": 13e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "mpt-1b": 1.3e9, "mpt-3b": 2.65e9,
     "mpt-13b": 13e9, "glm-4.5": 355e9, "glm-4.5-air": 106e9, "kimi-k2": 1.03e12,
+    "minimax-m2.5": 230e9, "glm-5": 744e9, "qwen3.5-397b-a17b": 397e9,
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from shardwise.model.program import ModelPart
 class ParamsByPart:
     """Parameters of a model's parts; they add up to `num_params`.
 
-    `mlp` are MLPs or experts with their routers and shared experts, `vocabulary` embedding, head and learned positions.
+    `mlp` are MLPs or experts with their routers and shared experts, `attention` all that mixes tokens, recurrences as well,
+    `vocabulary` embedding, head and learned positions.
     """
 
     mlp: int
@@ -48,7 +49,7 @@ def params_by_part(architecture: Architecture) -> ParamsByPart:
     """
     parts = parameters_and_flops.params_by_part(architecture)
     return ParamsByPart(
-        mlp=parts[ModelPart.MLP], attention=parts[ModelPart.ATTENTION],
+        mlp=parts[ModelPart.MLP], attention=parts[ModelPart.ATTENTION] + parts[ModelPart.RECURRENCE],
         vocabulary=parts[ModelPart.VOCABULARY], norms=parts[ModelPart.NORM],
     )  # fmt: skip
 
@@ -57,7 +58,8 @@ def params_by_part(architecture: Architecture) -> ParamsByPart:
 class BlockFlops:
     """FLOPs of one block in training, forward and backward; `scores` are the two products of attention.
 
-    `mlp` are the products of the MLP, or of the router and of the experts that a token meets.
+    `mlp` are the products of the MLP, or of the router and of the experts that a token meets, `projections` those of attention
+    or of a recurrence, whose scans are among the scores.
     """
 
     mlp: float
@@ -74,9 +76,8 @@ def block_training_flops(architecture: Architecture, seqs: float, seq_len: int, 
     Differs: see `model_flops_per_token`.
     """
     products, scores = parameters_and_flops.layer_training_flops(architecture, seq_len, causal=causal)
-    return BlockFlops(
-        mlp=seqs * products[ModelPart.MLP], projections=seqs * products[ModelPart.ATTENTION], scores=seqs * scores
-    )
+    projections = products[ModelPart.ATTENTION] + products[ModelPart.RECURRENCE]
+    return BlockFlops(mlp=seqs * products[ModelPart.MLP], projections=seqs * projections, scores=seqs * scores)
 
 
 def scores_equal_projections_seq_len(d_model: float) -> float:

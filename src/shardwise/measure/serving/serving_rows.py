@@ -11,21 +11,18 @@ with copies of attention.
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any
 
 from shardwise.hardware import Cluster, load_cluster
 from shardwise.measure.serving.package_rows import read_package_rows
-from shardwise.model import Architecture, load_model, model_names
+from shardwise.model import Architecture, load_model
 from shardwise.serve import BatchLimits, ServingFormats, ServingLayout, ServingProblem, Workload
 from shardwise.serve.engines import ServingEngine, get_serving_engine
 from shardwise.values import InputError
 
-ROWS_FILE, MODELS_FILE = "serving_rows.csv", "models.toml"
+ROWS_FILE = "serving_rows.csv"
 DEVICES = 8  # of the nodes that were measured
 WAVES = 10.0  # requests of a run for each that is in the system (InferenceX: num-prompts)
 
@@ -110,27 +107,14 @@ class ServingRow:
 
 @cache
 def row_architecture(name: str) -> Architecture:
-    """Return a model of the rows: of the catalogue, or of `models.toml` where the catalogue lacks it."""
-    if name in model_names():
-        return load_model(name)
-    table: dict[str, Any] = dict(_models()[name])
-    kinds = {
-        kind: {key: None if value is False and key == "recurrence" else value for key, value in fields.items()}
-        for kind, fields in table.pop("layer_kinds", {}).items()
-    }
-    pattern = tuple(table.pop("layer_pattern", ()))
-    return Architecture(name=name, **table, layer_kinds=kinds, layer_pattern=pattern)
+    """Return a model of the rows, which is one of the catalogue."""
+    return load_model(name)
 
 
 @cache
 def row_cluster(chip: str) -> Cluster:
     """Return the node of a chip that rows were measured on."""
     return load_cluster(f"{chip}:{DEVICES}")
-
-
-@cache
-def _models() -> dict[str, Any]:
-    return tomllib.loads(resources.files(__package__ or "").joinpath(MODELS_FILE).read_text(encoding="utf-8"))
 
 
 @cache
