@@ -4,6 +4,7 @@ the call's operands and scales stand for, read from memory as cuBLAS documents i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -133,6 +134,24 @@ def test_products_of_each_recipe_and_device(
     torch.testing.assert_close(computed[torch.float32], emulated, rtol=tolerance, atol=1e-5 * size)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 37])
+@pytest.mark.parametrize("layout", ["forward", "input gradient", "weight gradient"])
+@pytest.mark.parametrize("recipe", DEVICES)
+def test_any_number_of_tokens_runs_on_tensor_cores(
+    recipe: str, layout: str, num_tokens: int, tensor_cores_of: Callable[[tuple[int, int]], list[torch.dtype]]
+) -> None:
+    """As the rows of an expert: padded with zeros to what the device takes, which changes no scale."""
+    product, operands = build_product(recipe, layout)
+    operands = [tensor[:1, :num_tokens] if tensor.shape[:2] == TOKENS else tensor for tensor in operands]
+    emulated = product.multiply_in_fp32(*operands)
+    calls = tensor_cores_of(DEVICES[recipe][0])
+    computed = product.multiply(*operands, torch.bfloat16)
+    assert len(calls) == 1
+    assert computed.shape == emulated.shape
+    size = emulated.abs().max().item()
+    torch.testing.assert_close(computed, emulated.bfloat16(), rtol=2**-7, atol=1e-5 * size)
+
+
 def test_every_recipe_of_the_engine_is_tested() -> None:
     from shardwise.values.precision import PRECISIONS
 
@@ -237,3 +256,16 @@ def test_a_model_trains_with_its_products_on_tensor_cores(
     assert losses_of_two_steps(recipe, WIDE) == pytest.approx(emulated, rel=2e-3)
     assert len(calls) == 2 * 7 * 2 * 3
     assert emulated[1] < emulated[0]
+
+
+@pytest.mark.parametrize("recipe", ["fp8_torchao_rowwise", "fp8_blockwise"])
+def test_experts_train_on_tensor_cores(
+    recipe: str, tensor_cores_of: Callable[[tuple[int, int]], list[torch.dtype]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has as many rows as chose it."""
+    experts = replace(WIDE, name="experts", num_experts=4, experts_per_token=2)
+    emulated = losses_of_two_steps(recipe, experts)
+    calls = tensor_cores_of(DEVICES[recipe][-1])
+    monkeypatch.delattr(QuantizedMatmul, "multiply_in_fp32")
+    assert losses_of_two_steps(recipe, experts) == pytest.approx(emulated, rel=2e-3)
+    assert len(calls) > 2 * 7 * 2 * 3

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.model import Role
@@ -264,18 +265,27 @@ class QuantizedMatmul:
 
     def multiply(self, left: MatmulOperand, right: MatmulOperand, dtype: torch.dtype) -> Tensor:
         """Return the product in a dtype, from tensor cores where the device has them for these operands."""
-        operands = self.describe_operands(left, right)
-        on_tensor_cores = operands.run_on(device_capability(left.device))
+        operands = padded = self.describe_operands(left, right)
+        capability = device_capability(left.device)
+        if capability is not None:
+            padded = operands.pad(left=isinstance(left, Tensor), right=isinstance(right, Tensor))
+        on_tensor_cores = padded.run_on(capability)
         record_product(operands, on_tensor_cores=on_tensor_cores)
         if not on_tensor_cores:
             return self.multiply_in_fp32(left, right).to(dtype)
-        first, second = self._cast_both(left, right, cast_operand)
+        (num_rows, num_columns, width) = padded.sizes
+        first = self._cast(left, self.left, self.operands[0], cast_operand, (num_rows, width))
+        second = self._cast(right, self.right, self.operands[1], cast_operand, (num_columns, width))
         product = tensor_core_product(first, second, operands.blocks, operands.writes(dtype))
+        product = product[: operands.sizes[0], : operands.sizes[1]].contiguous()
         return self._in_order_of_result(product, left, right).to(dtype)
 
     def multiply_in_fp32(self, left: MatmulOperand, right: MatmulOperand) -> Tensor:
         """Return the product in float32, emulated."""
-        first, second = self._cast_both(left, right, quantize_matrix)
+        first, second = (
+            self._cast(tensor, dims, operand, quantize_matrix)
+            for tensor, dims, operand in zip((left, right), (self.left, self.right), self.operands, strict=True)
+        )
         blocks = self._blocks(left, right)
         product = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.scales_inside_matmul)
         return self._in_order_of_result(product, left, right)
@@ -312,21 +322,16 @@ class QuantizedMatmul:
         transposed = tensor.permute([dims.index(dim) for dim in (*rows, *self._summed())])
         return transposed.reshape(math.prod(transposed.shape[: len(rows)]), -1)
 
-    def _cast_both(
-        self, left: MatmulOperand, right: MatmulOperand, cast: Cast
-    ) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """Return both operands as quantized matrices [rows, summed]."""
-        first, second = (
-            self._cast(tensor, dims, operand, cast)
-            for tensor, dims, operand in zip((left, right), (self.left, self.right), self.operands, strict=True)
-        )
-        return first, second
-
-    def _cast(self, tensor: MatmulOperand, dims: Dims, operand: OperandCast, cast: Cast) -> QuantizedTensor:
+    def _cast(
+        self, tensor: MatmulOperand, dims: Dims, operand: OperandCast, cast: Cast, shape: tuple[int, int] | None = None
+    ) -> QuantizedTensor:
+        """Return an operand as a quantized matrix [rows, summed], with zeros up to a `shape`."""
         rows = self._rows(dims)
         if isinstance(tensor, TiledWeight | CastWeight):
             return tensor.operand(by_columns=(dims[: len(rows)] != rows) is not tensor.turned)
         matrix = self._matrix(tensor, dims)
+        if shape is not None and matrix.shape != shape:
+            matrix = F.pad(matrix, (0, shape[1] - matrix.shape[1], 0, shape[0] - matrix.shape[0]))
         return cast(matrix, operand.to, operand.block, self.scaling.kind, self._factor(operand, matrix))
 
     def _summed(self) -> Dims:

@@ -105,19 +105,31 @@ class ProductOperands(NamedTuple):
         scaling = tensor_core_scaling(self.blocks, self.kind)
         if scaling is None or capability is None or not hasattr(F, "scaled_mm"):
             return False
-        (num_left, num_right, width) = self.sizes
-        is_aligned = all(
-            rows % (block[0] if block[0] == TILE_ROWS else ALIGNMENT) == 0
-            for rows, block in zip((num_left, num_right), self.blocks, strict=True)
-            if block in SCALINGS_OF_128
+        is_aligned = all(size % multiple == 0 for size, multiple in zip(self.sizes, self.multiples, strict=True))
+        return scaling.first <= capability < scaling.end and self.formats in scaling.formats and is_aligned
+
+    @property
+    def multiples(self) -> tuple[int, int, int]:
+        """Multiples of M, N and K that tensor cores take."""
+        scaling = tensor_core_scaling(self.blocks, self.kind)
+        is_tiled = [block == (128, 128) for block in self.blocks]
+        left = 128 if is_tiled[0] else ALIGNMENT if self.blocks[0] == (1, 128) else 1
+        return left, 128 if is_tiled[1] else ALIGNMENT, ALIGNMENT if scaling is None else scaling.multiple
+
+    def pad(self, *, left: bool, right: bool) -> ProductOperands:
+        """Return the operands with zeros up to whole multiples, where `left` and `right` may have them: K where both may.
+
+        >>> rows_of_an_expert = ProductOperands((64, 96, 37), ("e4m3", "e4m3"), ((1, 128), (1, 128)), "fp32")
+        >>> rows_of_an_expert.pad(left=True, right=True).sizes
+        (64, 96, 128)
+        """
+        num_rows, num_columns, width = (
+            -(-size // multiple) * multiple if is_allowed else size
+            for size, multiple, is_allowed in zip(
+                self.sizes, self.multiples, (left, right, left and right), strict=True
+            )
         )
-        return (
-            scaling.first <= capability < scaling.end
-            and self.formats in scaling.formats
-            and width % scaling.multiple == 0
-            and num_right % ALIGNMENT == 0
-            and is_aligned
-        )
+        return self._replace(sizes=(num_rows, num_columns, width))
 
     def writes(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which tensor cores write a result that is wanted in `dtype`: bf16 or float32."""
