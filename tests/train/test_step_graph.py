@@ -18,11 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.hardware import load_cluster, with_calibration
 from shardwise.layout.layout import Layout
-from shardwise.model import load_model
+from shardwise.model import Architecture, load_model
 from shardwise.model.job import Job
 from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.kernels import experts
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.recipe import BalanceMethod, TrainingRecipe
+from shardwise.run.trainer.engine_prediction import issue_policy
 from shardwise.run.trainer.step_graph import (
     MOST_CAPTURES,
     WARM_UPS,
@@ -48,9 +50,13 @@ def small_model(**changes: Any) -> Any:
     return replace(load_model("llama-3.2-1b"), **{**sizes, **changes})
 
 
-def program(precision: str = "fp32", layout: Layout | None = None) -> RankProgram:
+def program(
+    precision: str = "fp32", layout: Layout | None = None, architecture: Architecture | None = None
+) -> RankProgram:
     return RankProgram(
-        architecture=small_model(), layout=layout or Layout(micro_batch_seqs=2), precision=get_precision(precision)
+        architecture=architecture or small_model(),
+        layout=layout or Layout(micro_batch_seqs=2),
+        precision=get_precision(precision),
     )
 
 
@@ -128,6 +134,42 @@ def test_replayed_steps_of_narrow_products_train_as_issued_ones_do(precision: st
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, expected_weights, strict=True))
 
 
+EXPERTS = {"num_experts": 4, "experts_per_token": 2}
+
+
+@pytest.mark.parametrize("balance", ["auxiliary", "bias", "none"])
+def test_replayed_steps_of_experts_count_rows_as_issued_ones_do(
+    balance: BalanceMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16 with grouped products, as on a GPU: weights, biases of the routers, the auxiliary loss and the imbalance."""
+    monkeypatch.setattr(experts, "has_grouped_kernel", lambda rows, weight: True)
+    recipe = TrainingRecipe(steps=6, schedule="constant", learning_rate=1e-2, balance=balance, balance_rate=0.05)
+    instance = RankProgram(
+        architecture=small_model(**EXPERTS), layout=Layout(micro_batch_seqs=2), precision=get_precision("bf16"),
+        policy=issue_policy(recipe, routed=True),
+    )  # fmt: skip
+    assert find_obstacle(instance, recipe, CUDA) is None
+
+    def train_experts(graphed: GraphedPasses | None) -> tuple[list[Any], list[Tensor]]:
+        engine = TrainingEngine(instance, recipe, World(instance.mesh, "cpu"))
+        engine.graphed = graphed
+        engine.initialize(0)
+        log: list[Any] = []
+        for step in range(6):
+            loss = float(engine.step(batches(step), 4 * SEQ_LEN, 2, step).loss)
+            auxiliary = engine.balancer.loss
+            log.append((loss, engine.balancer.imbalance, None if auxiliary is None else float(auxiliary)))
+        return log, [*(group.weights.clone() for group in engine.groups), *engine.balancer.biases.values()]
+
+    graphed = GraphedPasses(make_graph=RecordedGraph)
+    log, state = train_experts(graphed)
+    assert (graphed.num_captures, graphed.num_replays) == (1, 6 - WARM_UPS)
+    expected_log, expected_state = train_experts(None)
+    assert log == expected_log
+    assert len({imbalance for _, imbalance, _ in log}) > 1
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, expected_state, strict=True))
+
+
 class CountedGraph:
     """Graph that counts what is asked of it."""
 
@@ -202,6 +244,11 @@ def test_another_shape_begins_anew_and_many_end_it() -> None:
         (program(), {}, CUDA, None),
         (program("bf16"), {}, CUDA, None),
         (program(), {}, torch.device("cpu"), "the device is no GPU"),
+        (program("bf16", architecture=small_model(**EXPERTS)), {}, CUDA, None),
+        (program("bf16", architecture=small_model(**EXPERTS)), {"capacity_factor": 1.0}, CUDA, "rows of each expert"),
+        (program("fp32", architecture=small_model(**EXPERTS)), {}, CUDA, "rows of each expert"),
+        (program("mxfp8", architecture=small_model(**EXPERTS)), {}, CUDA, "rows of each expert"),
+        (program("bf16", architecture=small_model(**EXPERTS, d_ff=50)), {}, CUDA, "rows of each expert"),
         (program(layout=Layout(dp=2, micro_batch_seqs=2)), {}, CUDA, "several ranks"),
         (program("fp16"), {}, CUDA, "loss scale"),
         *((program(name), {}, CUDA, None) for name in NARROW),

@@ -245,12 +245,15 @@ def combine_dx(dy: Tensor, routing: TokenRouting) -> Tensor:
     return drows.flatten(0, 1).index_select(0, routing.order)
 
 
+GROUPED_BYTES = 16  # that divide the rows of a grouped product's operands (torch.nn.functional.grouped_mm)
+
+
 def has_grouped_kernel(rows: Tensor, weight: Tensor) -> bool:
     """Return whether PyTorch has one kernel for all experts: on a GPU, in bf16, for rows of whole 16 bytes.
 
     The host then need not wait for the counts.
     """
-    aligned = all(width * rows.element_size() % 16 == 0 for width in weight.shape[1:])
+    aligned = all(width * rows.element_size() % GROUPED_BYTES == 0 for width in weight.shape[1:])
     return device_dispatch.on_gpu(rows) and rows.dtype == torch.bfloat16 and aligned
 
 

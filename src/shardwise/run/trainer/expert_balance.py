@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from shardwise.run.kernels.experts import expert_capacity
 from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.sharding import Axes
+
+Statistic = int | Literal["loss", "dropped"]  # the counts of a router, or what all of them add to
 
 
 class ExpertBalancer:
@@ -31,6 +34,20 @@ class ExpertBalancer:
 
     def begin_step(self) -> None:
         self.counts, self.loss, self.dropped = {}, None, None
+
+    def statistics(self) -> dict[Statistic, Tensor]:
+        """Return what the passes of a step have counted so far."""
+        statistics: dict[Statistic, Tensor] = dict(self.counts.items())
+        if self.loss is not None:
+            statistics["loss"] = self.loss
+        if self.dropped is not None:
+            statistics["dropped"] = self.dropped
+        return statistics
+
+    def restore(self, statistics: Mapping[Statistic, Tensor]) -> None:
+        """Take the statistics of passes that ran as a graph, without this object."""
+        self.counts = {router: tensor for router, tensor in statistics.items() if isinstance(router, int)}
+        self.loss, self.dropped = statistics.get("loss"), statistics.get("dropped")
 
     @torch.no_grad()
     def penalties(self, routed: Mapping[int, Tensor], num_micro_batches: int) -> dict[int, Tensor]:

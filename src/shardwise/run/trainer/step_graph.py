@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwise.price import Pricing
 from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.kernels.experts import GROUPED_BYTES
 from shardwise.run.mixed_precision import training_dtypes
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search import Plan
@@ -93,12 +94,24 @@ def find_obstacle(instance: RankProgram, recipe: TrainingRecipe, device: torch.d
     obstacles: tuple[tuple[bool, str], ...] = (
         (device.type != "cuda", "the device is no GPU"),
         (instance.mesh.num_devices > 1, "several ranks exchange messages inside a step"),
-        (instance.architecture.num_experts > 0, "the host waits for the rows of each expert"),
+        (waits_for_experts(instance, recipe), "the host waits for the rows of each expert"),
         (training_dtypes(instance.precision).scales_loss, "the loss scale changes between steps"),
         (recipe.respect_documents, "masks of documents differ between batches"),
         (recipe.noise_scale_every > 0, "the gradient noise scale is measured in some steps"),
     )
     return next((reason for applies, reason in obstacles if applies), None)
+
+
+def waits_for_experts(instance: RankProgram, recipe: TrainingRecipe) -> bool:
+    """Return whether passes on one GPU need the number of rows of each expert on the host: not where one kernel multiplies the
+    rows of all (`run.kernels.experts.has_grouped_kernel`), and none is dropped."""
+    architecture, precision = instance.architecture, instance.precision
+    if not architecture.num_experts:
+        return False
+    dtype = training_dtypes(precision).activations
+    widths = (architecture.d_model, architecture.d_ff)
+    is_grouped = dtype == torch.bfloat16 and all(width * dtype.itemsize % GROUPED_BYTES == 0 for width in widths)
+    return recipe.capacity_factor is not None or precision.matmul is not None or not is_grouped
 
 
 def plan_graph(plan: Plan, instance: RankProgram, recipe: TrainingRecipe, device: torch.device) -> GraphedPasses:

@@ -27,7 +27,7 @@ from shardwise.run.parallel.sharded_optimizer import ShardedOptimizer
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.step_clock import StepClock
-from shardwise.run.trainer.expert_balance import ExpertBalancer
+from shardwise.run.trainer.expert_balance import ExpertBalancer, Statistic
 from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner, StepObserver
 from shardwise.run.trainer.step_graph import GraphedPasses
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
@@ -106,6 +106,7 @@ class TrainingEngine:
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, before clipping
         self.update_check: UpdateCheck = are_finite
         self.graphed: GraphedPasses | None = None
+        self._statistics: list[Statistic] = []  # of experts, in the order in which a graph of passes returns them
 
     def _rank(self) -> Rank:
         """Return this process's rank on the mesh."""
@@ -221,7 +222,17 @@ class TrainingEngine:
 
         if self.graphed is None or self.graphed.obstacle is not None:
             return passes(micro_batches)  # read one after the other, while the one before is computed
-        return self.graphed.run(passes, list(micro_batches), num_targets, self.clock.paused)
+
+        def passes_with_statistics(batches: Iterable[MicroBatch]) -> list[Tensor]:
+            losses = passes(batches)
+            statistics = self.balancer.statistics()
+            self._statistics = list(statistics)
+            return [*losses, *statistics.values()]
+
+        results = self.graphed.run(passes_with_statistics, list(micro_batches), num_targets, self.clock.paused)
+        num_losses = len(results) - len(self._statistics)
+        self.balancer.restore(dict(zip(self._statistics, results[num_losses:], strict=True)))
+        return results[:num_losses]
 
     @contextmanager
     def eager_passes(self) -> Iterator[None]:
