@@ -418,7 +418,13 @@ class Architecture:
     def require_context(self, num_tokens: int, longer: str | None = None) -> None:
         """Raise `InputError` where a request of input and output tokens is longer than the model takes; `longer` is what takes it
         all the same (None: an override of `max_context`)."""
-        self.require_positions(num_tokens)
+        rows = self.max_positions if self.structure.has_learned_positions else None
+        if rows is not None and num_tokens > rows:
+            raise InputError(
+                f"model {self.name}: requests of {num_tokens:,} tokens (in and out), but its learned table of positions has "
+                f"{rows:,} rows; at most that is required, or a longer table: {argument_label('overrides', '--set')} "
+                f"model.max_positions={num_tokens}"
+            )
         if self.max_context is not None and num_tokens > self.max_context:
             override = f"{argument_label('overrides', '--set')} model.max_context={num_tokens}"
             raise InputError(

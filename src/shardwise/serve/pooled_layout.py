@@ -82,7 +82,7 @@ def parse_any_layout(text: str, label: str = "layout") -> ServingLayout | Pooled
     (ServingLayout.parse('tp=8'), 12)
     """
     names_pool = re.search(r"[:;]", text)
-    if not names_pool:
+    if not names_pool and text.strip(" ,"):
         return ServingLayout.parse(text, label)
     if not text.strip(" ;"):
         raise InputError(f"{label}: found {text!r}; KEY=VALUE words are required, or two pools")

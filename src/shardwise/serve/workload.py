@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shardwise.values import raise_problems
 
 MAX_TOKENS = 10**9  # of one request: far above any context
+MAX_REQUESTS = 1e9  # at once, or in a second: far above any cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,9 @@ class Workload:
             or not 1 <= value <= MAX_TOKENS
         ]
         problems += [
-            f"workload: {name} is {value!r}; a positive number is required"
+            f"workload: {name} is {value!r}; a positive number of at most {MAX_REQUESTS:,.0f} is required"
             for name in ("concurrency", "rate_per_s")
-            if (value := getattr(self, name)) is not None and not (value > 0 and math.isfinite(value))
+            if (value := getattr(self, name)) is not None and not 0 < value <= MAX_REQUESTS
         ]
         if (self.concurrency is None) == (self.rate_per_s is None):
             count = "both" if self.concurrency is not None else "neither"

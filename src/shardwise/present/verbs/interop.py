@@ -92,12 +92,13 @@ def _export_to(plan: Plan | ServingDeployment | str | os.PathLike[str], target: 
             f"{argument_label('pools')}: found no pools; the file of a serving plan is required, or leave it out"
         )
     if not isinstance(plan, ServingDeployment):
+        plan = read_plan(plan)
         if target in interop.ENGINES:
             raise InputError(
                 f"{argument_label('target')}: {target} serves, and found a plan of a training; a serving plan is required, which "
                 "`shardwise serve plan MODEL CLUSTER --out FILE` writes"
             )
-        return interop.export(read_plan(plan), interop.get_target(target))
+        return interop.export(plan, interop.get_target(target))
     if target in interop.TARGETS:
         raise InputError(
             f"{argument_label('target')}: {target} trains, and found a serving plan; one of {', '.join(interop.ENGINES)} is "

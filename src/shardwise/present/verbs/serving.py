@@ -318,7 +318,12 @@ def serve_plan(
 def _parse_time(text: float | str | None, name: str) -> float | None:
     if text is None or isinstance(text, (int, float)):
         return text
-    return parse_duration(text, label=argument_label(name))
+    try:
+        return parse_duration(text, label=argument_label(name))
+    except InputError:
+        raise InputError(
+            f"{argument_label(name)}: found {text!r}; a time above 0 with its unit is required, such as 2s or 40ms"
+        ) from None
 
 
 KINDS: Mapping[Kind, Callable[..., Any]] = {"estimate": serve_estimate, "plan": serve_plan, "read": serve_read}

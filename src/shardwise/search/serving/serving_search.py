@@ -25,7 +25,15 @@ from shardwise.search.serving.serving_plan import (
     find_knee,
     pareto_front,
 )
-from shardwise.serve import BatchLimits, ConfigurationTable, ServingEstimate, ServingLayout, TableEstimate
+from shardwise.serve import (
+    WEIGHT_FORMATS,
+    BatchLimits,
+    ConfigurationTable,
+    ServingEstimate,
+    ServingLayout,
+    TableEstimate,
+    serving_layout_problems,
+)
 from shardwise.serve.engines import get_serving_engine
 from shardwise.serve.estimate import estimate_serving, estimate_table
 from shardwise.serve.steady_state import latency_within
@@ -87,7 +95,8 @@ def plan_serving(question: ServingQuestion) -> ServingPlan:
     layouts = list_serving_layouts(question.architecture, question.cluster, question.formats, engine)
     if not layouts:
         raise InputError(
-            f"serve: no layout of {question.architecture.name} on {question.cluster.name} that {engine.name} runs"
+            *serving_layout_problems(question.architecture, ServingLayout(), question.formats),
+            f"serve: no layout of {question.architecture.name} on {question.cluster.name} that {engine.name} runs",
         )
     limits = engine.batch_limits(question.batch_limits)
     table = build_table(
@@ -225,12 +234,17 @@ def _reason(question: ServingQuestion, chosen: ServingPoint, point: ServingPoint
     return f"{ratio:+.1%} tokens/s per device within the limits"
 
 
+NARROW_WEIGHTS = ("fp8", "int4")  # to propose where a model does not fit
+
+
 def _describe_too_small(candidates: _Candidates) -> str:
     question = candidates.question
+    stored = question.formats.weight_format.element_bytes
+    narrower = next((name for name in NARROW_WEIGHTS if WEIGHT_FORMATS[name].element_bytes < stored), None)
+    fix = "more devices" + (f", or weights of fewer bits (--weights {narrower})," if narrower else "")
     return (
         f"serve: {question.architecture.name} in {question.formats} does not fit on {question.cluster.name} with one request of "
-        f"{question.isl + question.osl} tokens under any layout; more devices, or weights of fewer bits (--weights fp8), are "
-        "required"
+        f"{question.isl + question.osl} tokens under any layout; {fix} are required"
     )
 
 
