@@ -63,7 +63,8 @@ PRIORS: Mapping[str, tuple[float, float]] = {  # value, and deviation of its log
 # vLLM compiles passes with inputs and captures what is between attentions, so that it launches few pieces. Source: vLLM
 # documentation, torch.compile integration, piecewise CUDA graphs. vLLM of 2023 prepared and sampled each sequence in Python: of
 # Llama 3 8B's time on H100 62% was the host's even in 2024 (vLLM blog, "vLLM v0.6.0: 2.7x Throughput Improvement", 2024-09-05).
-# Splitwise took the times of prompts in the engine, without a server. Both of its priors were stated after a look at its rows.
+# Splitwise took the times of prompts in the engine, without a server. These two priors, and that of hosts of A100, were stated
+# after a look at its rows.
 ENGINE_PRIORS: Mapping[Key, tuple[float, float]] = {
     ("eager_launch_s", "vllm"): (6e-6, 0.10),
     ("sequence_host_s", "vllm 0.2"): (2e-4, 0.70), ("request_s", "vllm 0.2"): (0.01, 0.70),
