@@ -6,6 +6,8 @@
 `-P` keeps this folder, whose files have the frameworks' names, off the path. Needs `shardwise` on it. PEFT 0.21 differs from its
 own rule in two models, which are compared as the rule has them: beside experts it drops dense MLPs and shared experts (it
 replaces their names by those of the experts' parameters), and Mixtral's experts have other names in target lists (w1, w2, w3).
+It adapts experts of the types for which it knows a conversion alone (not of Jamba, Kimi Linear, Granite 4, Qwen3.5's), and
+refuses `out_proj` of Mamba, which all-linear names (Nemotron-H, Falcon-H1): these are not compared.
 Prints a line for each model and target list, and exits with 1 if any differs.
 """
 
@@ -30,12 +32,36 @@ SIZES = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "n
 LATENT = {"num_key_value_heads": 4, "moe_intermediate_size": 32, "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
           "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
           "qk_nope_head_dim": 16, "v_head_dim": 16, "head_dim": 8}  # fmt: skip
+HYBRID = {**SIZES, "num_hidden_layers": 4, "pad_token_id": 0}
+DELTA = {"linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+# Target lists that name modules otherwise than here: LFM2's output product and MLP, experts of MiniMax and Mixtral (w1, w2, w3).
+OTHER_NAMES = ("lfm2", "minimax", "mixtral")
+# Models of which PEFT is asked for target lists alone: the plan refuses all-linear, which names matrices that it lacks here.
+WITHOUT_ALL_LINEAR = ("deepseek_v32", "gemma3n_text")
 MODELS: dict[str, dict[str, Any]] = {
     "llama": SIZES, "mistral": SIZES, "qwen2": SIZES, "qwen3": SIZES, "gemma2": SIZES,
     "mixtral": {**SIZES, "num_local_experts": 4},
     "qwen3_moe": {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "deepseek_v3": {**SIZES, **LATENT, "q_lora_rank": 24, "n_shared_experts": 1},
     "deepseek_v2": {**SIZES, **LATENT, "q_lora_rank": None, "n_shared_experts": 2, "topk_method": "greedy"},
+    "qwen3_5_text": {**HYBRID, **DELTA}, "qwen3_next": {**HYBRID, **DELTA, **EXPERTS}, "olmo_hybrid": {**HYBRID, **DELTA},
+    "bamba": {**HYBRID, **MAMBA, "attn_layer_indices": [1]},
+    "recurrent_gemma": {**HYBRID, "num_hidden_layers": 3, "lru_width": 64},
+    "lfm2": {**HYBRID, "layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "minimax": {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "layer_types": ["linear_attention", "full_attention"] * 2},
+    "deepseek_v32": {**SIZES, **LATENT, "q_lora_rank": 24, "n_shared_experts": 1, "index_n_heads": 2, "index_head_dim": 16,
+                     "index_topk": 4},
+    "gemma3n_text": {**HYBRID, "num_kv_shared_layers": 0, "laurel_rank": 4, "hidden_size_per_layer_input": 8,
+                     "vocab_size_per_layer_input": 90, "altup_num_inputs": 2, "activation_sparsity_pattern": None,
+                     "layer_types": ["full_attention"] * 4},
 }  # fmt: skip
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: list[str | list[str]] = [
@@ -76,7 +102,13 @@ def main() -> int:
         architecture = parse_config(config.to_dict(), name=model_type)
         for targets in TARGETS:
             names = (targets,) if isinstance(targets, str) else tuple(targets)
-            if model_type == "mixtral" and names == tuple(SEVEN):
+            if (
+                model_type in OTHER_NAMES
+                and names != ("all-linear",)
+                and (model_type == "lfm2" or names == tuple(SEVEN))
+            ):
+                continue
+            if model_type in WITHOUT_ALL_LINEAR and names == ("all-linear",):
                 continue
             try:
                 ours = num_trained_params(replace(architecture, lora_rank=RANK, lora_targets=names))

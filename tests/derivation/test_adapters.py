@@ -13,6 +13,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.layout.sharding_scheme import make_sharding_scheme
 from shardwise.model.architecture import Architecture
+from shardwise.model.huggingface.config import parse_config
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.operations import Contract
@@ -199,3 +200,51 @@ def test_a_quantized_base_is_dequantized_for_each_product() -> None:
 def test_the_engine_refuses_a_quantized_base() -> None:
     with pytest.raises(InputError, match=r"frozen weights in nf4_double.*not yet runnable"):
         require_runnable(QKV, Layout(), get_precision("qlora_nf4"))
+
+
+HYBRID: dict[str, object] = {
+    "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 256, "head_dim": 16,
+}  # fmt: skip
+DELTA = {"linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "attn_layer_indices": [1]}
+# What the families' configurations of transformers 5.23 have where a config does not say.
+CODE_DEFAULTS: dict[str, dict[str, object]] = {
+    "qwen3_5_text": {"linear_conv_kernel_dim": 4, "tie_word_embeddings": False},
+    "qwen3_next": {"linear_conv_kernel_dim": 4, "tie_word_embeddings": False},
+    "olmo_hybrid": {"linear_conv_kernel_dim": 4}, "bamba": {"mamba_d_conv": 4, "mamba_chunk_size": 256},
+    "recurrent_gemma": {"conv1d_width": 4, "attention_window_size": 2048, "block_types": ["recurrent", "recurrent", "attention"]},
+}  # fmt: skip
+SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Trained parameters of adapters of rank 4 in PEFT 0.21.2's models of these configs, of all-linear and of seven modules
+# (benchmarks/export_check/peft_models.py). Of Qwen3-Next with the shared experts that PEFT drops beside experts: 4 layers of
+# 3 matrices of 64 x 32.
+PEFT_HYBRIDS = {
+    "qwen3_5_text": (DELTA, 18_368, 11_264), "qwen3_next": ({**DELTA, **EXPERTS}, 32_272 + 4_608, 24_576 + 4_608),
+    "olmo_hybrid": (DELTA, 19_648, 16_384), "bamba": (MAMBA, 17_632, 11_008),
+    "recurrent_gemma": ({"num_hidden_layers": 3, "lru_width": 64}, 9_472, 6_400),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", PEFT_HYBRIDS)
+def test_adapters_of_hybrids_have_pefts_counts(family: str) -> None:
+    fields, all_linear, seven = PEFT_HYBRIDS[family]
+    model = parse_config({"model_type": family, **HYBRID, **CODE_DEFAULTS[family], **fields})
+    for targets, expected in ((("all-linear",), all_linear), (SEVEN, seven)):
+        assert num_trained_params(replace(model, lora_rank=4, lora_targets=targets)) == expected
+
+
+def test_a_part_without_known_adapters_is_frozen_or_refused() -> None:
+    """An indexer's matrices have adapters under all-linear alone; other targets leave them frozen, as PEFT does."""
+    model = replace(
+        load_model("deepseek-v3"), name="sparse", index_heads=64, index_head_dim=128, index_topk=2048, lora_rank=16,
+        lora_targets=("o_proj",),
+    )  # fmt: skip
+    assert num_trained_params(model) == 61 * linear(16, (128 * 128, 7168))
+    with pytest.raises(
+        InputError, match="an indexer are not known here, and all-linear names them; lora_targets of others"
+    ):
+        replace(model, lora_targets=("all-linear",))

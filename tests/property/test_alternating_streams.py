@@ -81,7 +81,7 @@ def test_training_refuses_them_by_name() -> None:
         ({"pre_norms": False}, "laurel_rank is that of a residual beside attention's"),
         ({"mlp": "gelu"}, "sparse_activation is about the gates of an MLP, and there are none"),
         (
-            {"lora_rank": 4, "lora_targets": ("q_proj",)},
+            {"lora_rank": 4, "lora_targets": ("all-linear",)},
             "of streams that layers predict and of a learned residual are not known",
         ),
     ],

@@ -11,8 +11,8 @@ from shardwise.model.layer_pattern import FrozenFields
 
 from .pipelined import pipelined
 from .test_compressed_keys import case_of as compressed_case
-from .test_hybrids import KINDS, NO_EXPERTS, SIZES, hybrid
-from .training_step import TOLERANCE, Case, chained_on_one_device, worst_error
+from .test_hybrids import DELTA, KINDS, NO_EXPERTS, SIZES, hybrid
+from .training_step import TOLERANCE, Case, chained, chained_on_one_device, worst_error
 
 SHAPE: dict[str, Any] = {"key_dim": 4, "head_dim": 4, "conv_width": 3, "chunk": 4}
 # RecurrentGemma (RG-LRU), Kimi Linear, Jamba (Mamba-1), MiniMax-01 (lightning), xLSTM.
@@ -84,3 +84,40 @@ def test_compressed_keys_and_streams_in_stages_equal_one_device(streams: int) ->
     worst, name = worst_error(case, result.outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert result.received == result.derived > 0
+
+
+ADAPTED: dict[str, dict[str, Any]] = {
+    "tp": {"tp_kv": 2},
+    "sequence parallel": {"tp_kv": 4, "kv_heads_per_rank": 1, "sequence_parallel": True, "recompute": "selective"},
+    "fsdp and ring": {"fsdp": 2, "cp": 2, "cp_variant": "ring", "zero_stage": 3, "recompute": "full"},
+}
+
+
+@pytest.mark.parametrize("layout", ADAPTED)
+def test_adapters_of_recurrences_equal_one_device(layout: str) -> None:
+    """Low-rank adapters of every projection, each weight of a module with the first matrix of that module's adapter."""
+    pattern = ("kimi_delta", "mamba1", "rg_lru", "mlstm", "delta", "block")
+    kinds = {**LAYERS, "delta": {"mixer": "none", "recurrence": {**DELTA, "joined": "with_gate"}}}
+    fields = {
+        "mlp": "geglu", "attention_gate": "element", "attention_gate_module": "q_proj", "lora_rank": 4, "layer_pattern": pattern,
+        "lora_targets": ("all-linear",),
+        "layer_kinds": FrozenFields({kind: {**kinds[kind], "attention_gate": "none"} for kind in pattern[:-1]}),
+    }  # fmt: skip
+    sizes = {**SIZES, "num_layers": len(pattern), **ADAPTED[layout]}
+    case = Case(**sizes, structure=tuple(fields.items()), seed=0)
+    outcome = chained(case)
+    worst, name = worst_error(case, outcome, chained_on_one_device(case))
+    assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
+    assert outcome.moved == outcome.derived
+    adapters = {weight.partition(".lora_")[0] for weight in outcome.gradients}
+    assert {
+        "0.mixer.w_f_down",
+        "1.mixer.w_step",
+        "2.mixer.w_z",
+        "3.mixer.w_i",
+        "4.mixer.w_out",
+        "5.w_attention_gate",
+    } <= adapters
+    shared = {weight for weight in outcome.gradients if weight.endswith(".lora_a")}
+    assert "4.mixer.w_q.lora_a" in shared
+    assert not shared & {"4.mixer.w_z.lora_a", "5.w_attention_gate.lora_a"}

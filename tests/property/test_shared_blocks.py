@@ -181,7 +181,7 @@ def test_the_embedding_is_kept_by_its_own_unit() -> None:
             {"layer_kinds": {}, "layer_pattern": (), "adapter_rank": 0, "num_predict_layers": 1},
             "num_predict_layers = 0 are required",
         ),
-        ({"lora_rank": 4, "lora_targets": ("q_proj",)}, "adapters of a recurrence"),
+        ({"lora_rank": 4, "lora_targets": ("q_proj",)}, "adapters of a shared block"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(fields: dict[str, Any], message: str) -> None:

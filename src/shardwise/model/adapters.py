@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from shardwise.model.recurrent_mixers import MIXER_MODULES
+
 EXPERT_MODULES = ("experts.gate_up_proj", "experts.down_proj")
 # Groups of modules: `all-linear` is PEFT's word for every linear layer but the head.
 LORA_GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -21,8 +23,18 @@ LORA_GROUPS: Mapping[str, tuple[str, ...]] = {
     "mlp": ("gate_proj", "up_proj", "down_proj", *EXPERT_MODULES),
     "experts": EXPERT_MODULES,
 }
-ALL_LINEAR = "all-linear"
-LORA_MODULES = (*dict.fromkeys(module for modules in LORA_GROUPS.values() for module in modules), "router")
+ALL_LINEAR, SHARED_EXPERT_GATE = "all-linear", "shared_expert_gate"
+USUAL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of most launches
+# Modules of recurrences (`model.recurrent_mixers`), and that of a gate of attention with a module of its own.
+RECURRENCE_MODULES = tuple(
+    dict.fromkeys(
+        module for modules in MIXER_MODULES.values() for module in modules.values() if module not in LORA_GROUPS["qkv"]
+    )
+)
+LORA_MODULES = (
+    *dict.fromkeys(module for modules in LORA_GROUPS.values() for module in modules), "router", "g_proj", SHARED_EXPERT_GATE,
+    *(module for module in RECURRENCE_MODULES if module not in ("o_proj", "g_proj")),
+)  # fmt: skip
 LORA_TARGETS = (ALL_LINEAR, *LORA_GROUPS, *LORA_MODULES)
 # What else a module's name stands for: experts' matrices have the names of an MLP's.
 NAMESAKES: Mapping[str, tuple[str, ...]] = {
@@ -34,6 +46,7 @@ MODULES_BY_WEIGHT: Mapping[str, str] = {
     "w_q_down": "q_a_proj", "w_q_plain": "q_b_proj", "w_q_rotary": "q_b_proj", "w_kv_down": "kv_a_proj_with_mqa",
     "w_k_rotary": "kv_a_proj_with_mqa", "w_k_up": "kv_b_proj", "w_v_up": "kv_b_proj",
     **{f"{block}_{matrix}": f"{matrix}_proj" for block in ("w", "shared") for matrix in ("gate", "up", "down")},
+    SHARED_EXPERT_GATE: SHARED_EXPERT_GATE,
     **dict.fromkeys(("experts_gate", "experts_up"), EXPERT_MODULES[0]), "experts_down": EXPERT_MODULES[1],
 }  # fmt: skip
 
@@ -55,16 +68,19 @@ def expand_lora_targets(targets: Iterable[str], absent: Collection[str]) -> froz
 
 
 def absent_modules(
-    *, latent: bool, latent_queries: bool, gated: bool, experts: bool, values: bool = True, keys: bool = True
-) -> frozenset[str]:
+    *, latent: bool, latent_queries: bool, gated: bool, experts: bool, values: bool = True, keys: bool = True,
+    recurrence: bool = False, gate: bool = False,
+) -> frozenset[str]:  # fmt: skip
     """Return the modules that a model lacks by its structure; plain MLPs are taken to be there. Without `values`
-    these are the keys, without `keys` both are another layer's."""
+    these are the keys, without `keys` both are another layer's; `gate` is one of attention, with a module of its own."""
     absent = {"k_proj", "v_proj"} if latent else {"kv_a_proj_with_mqa", "kv_b_proj"}
     absent |= {"q_proj"} if latent_queries else {"q_a_proj", "q_b_proj"}
     absent |= set() if values else {"v_proj"}
     absent |= set() if keys else {"k_proj", "v_proj"}
     absent |= set() if gated else {"gate_proj"}
-    return frozenset(absent | (set() if experts else {"router", *EXPERT_MODULES}))
+    absent |= set() if recurrence else {*RECURRENCE_MODULES} - {"o_proj", "g_proj"}
+    absent |= set() if gate or recurrence else {"g_proj"}
+    return frozenset(absent | (set() if experts else {"router", SHARED_EXPERT_GATE, *EXPERT_MODULES}))
 
 
 def move_adapters_to_model(overrides: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:

@@ -33,6 +33,7 @@ from shardwise.model.structure import (
     AttentionGate,
     FeedForwardKind,
     GateFunction,
+    GateModule,
     MixerKind,
     MlpKind,
     ModelStructure,
@@ -179,6 +180,7 @@ class Architecture:
     hashed_experts: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_latent_dim: int = field(default=0, metadata=OMIT_DEFAULT)
     attention_gate_function: GateFunction = field(default="sigmoid", metadata=OMIT_DEFAULT)
+    attention_gate_module: GateModule = field(default="g_proj", metadata=OMIT_DEFAULT)
     pre_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
     post_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
     rotary_key_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
@@ -251,6 +253,8 @@ class Architecture:
         return absent_modules(
             latent=bool(self.kv_lora_rank), latent_queries=bool(self.q_lora_rank), gated=bool(IS_GATED.get(self.mlp)),
             experts=bool(self.num_experts), values=not self.values_from_keys, keys=self.key_sharing != "reuse",
+            recurrence=self.recurrence is not None or any(fields.get("recurrence") for fields in self.layer_kinds.values()),
+            gate=self.attention_gate != "none" and self.attention_gate_module == "g_proj",
         )  # fmt: skip
 
     def _counts(self) -> dict[str, object]:

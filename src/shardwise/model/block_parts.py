@@ -187,6 +187,8 @@ class BlockPartBuilder:
 
     def module_of(self, weight: str) -> str:
         """Return the module that a weight is a part of; without a latent of queries, both their parts are `q_proj`."""
+        if weight == "w_attention_gate":
+            return self.architecture.attention_gate_module
         has_latent_queries = self.architecture.structure.latent_queries
         is_queries = weight in ("w_q_plain", "w_q_rotary") and not has_latent_queries
         return "q_proj" if is_queries else MODULES_BY_WEIGHT.get(weight, "")

@@ -158,8 +158,15 @@ class BlockBuilder(AttentionBuilder):
         return self.elementwise("add", [self.attention(y), recurrent], "both_mixers", HIDDEN)
 
     def recurrent_mixer(self, recurrence: RecurrentStructure, y: str) -> str:
-        """Add a recurrence over the tokens."""
-        return add_recurrent_mixer(self.builder, recurrence, y, f"{self.prefix}mixer.")
+        """Add a recurrence over the tokens, with the adapters of its projections."""
+
+        def adapt(out: str, x: str, weight: str, weight_dims: tuple[str, ...]) -> str:
+            module = recurrence.modules.get(weight, "")
+            if module not in self.architecture.structure.lora_targets:
+                return out
+            return self.add_adapter(out, x, (f"mixer.{weight}", module), weight_dims, f"mixer.{weight}")
+
+        return add_recurrent_mixer(self.builder, recurrence, y, f"{self.prefix}mixer.", adapt)
 
     def sum_parallel_branches(self, attended: str, mlp_out: str) -> str:
         """Add the results of a parallel block's branches, and then their biases, so that one sum is reduced and not two.

@@ -31,7 +31,7 @@ KIND_FIELDS = (
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "attention_gate", "index_heads", "index_head_dim",
     "index_topk", "index_block", "shared_keys", "output_rank",
     "compress_window", "overlapping_windows", "hashed_experts", "expert_scales", "expert_latent_dim", "recurrence",
-    "attention_gate_function", "pre_norms_over", "post_norms_over", "rotary_key_norm", "choice_bias",
+    "attention_gate_function", "attention_gate_module", "pre_norms_over", "post_norms_over", "rotary_key_norm", "choice_bias",
     "norm_gate_rank", "norm_gates_over", "differential", "window_kind", "key_sharing", "sparse_activation", "shared_block",
     "weights_of", "adapted_parts",
 )  # fmt: skip

@@ -21,9 +21,20 @@ TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
 
 
-def add_recurrent_mixer(builder: ProgramBuilder, structure: RecurrentStructure, y: str, prefix: str) -> str:
-    """Add a mixer that reads `y` [B, T, D], and return the name of its result [B, T, D]."""
-    return MixerBuilder(builder, structure, prefix).build(y)
+# Adds the adapter of a product, where there is one, and returns the sum: of the product, what it reads, its weight and the
+# weight's dims.
+Adapt = Callable[[str, str, str, Dims], str]
+
+
+def _without_adapter(out: str, x: str, weight: str, weight_dims: Dims) -> str:
+    return out
+
+
+def add_recurrent_mixer(
+    builder: ProgramBuilder, structure: RecurrentStructure, y: str, prefix: str, adapt: Adapt = _without_adapter
+) -> str:
+    """Add a mixer that reads `y` [B, T, D], and return the name of its result [B, T, D]. `adapt` adds adapters to products."""
+    return MixerBuilder(builder, structure, prefix, adapt).build(y)
 
 
 def state_dims(rule: UpdateRule, values: Dims) -> Dims:
@@ -35,8 +46,10 @@ def state_dims(rule: UpdateRule, values: Dims) -> Dims:
 class MixerBuilder:
     """Writes one mixer's operations; names begin with `prefix`."""
 
-    def __init__(self, builder: ProgramBuilder, structure: RecurrentStructure, prefix: str) -> None:
-        self.builder, self.structure, self.prefix = builder, structure, prefix
+    def __init__(
+        self, builder: ProgramBuilder, structure: RecurrentStructure, prefix: str, adapt: Adapt = _without_adapter
+    ) -> None:
+        self.builder, self.structure, self.prefix, self.adapt = builder, structure, prefix, adapt
 
     def build(self, y: str) -> str:
         """Add the mixer of the structure, which reads `y` [B, T, D], and return the name of its result [B, T, D]."""
@@ -150,9 +163,7 @@ class MixerBuilder:
         latent, k, q = (
             self.narrow_projection(x, name, width) for name, width in (("step_latent", "q"), ("b", "N"), ("c", "N"))
         )
-        flat = self.builder.contract(
-            latent, self.weight("w_step", (*channels, "q")), f"{self.prefix}step_flat", (*TOKENS, *channels)
-        )
+        flat = self.product(latent, "w_step", (*channels, "q"), "step_flat", channels)
         step = self.step(flat, channels)
         scaled = self.elementwise("multiply", [x, step], "v", channels)
         scanned = self.recurrence(
@@ -165,9 +176,8 @@ class MixerBuilder:
     def narrow_projection(self, x: str, name: str, width: str) -> str:
         """Add a projection of all channels, or of those of each group, to a few, and its norm, where the structure has one."""
         if self.structure.has_groups:
-            matrix = self.weight(f"w_{name}", ("L", width, "O"))
-            return self.builder.contract(x, matrix, f"{self.prefix}{name}", (*TOKENS, "L", width))
-        out = self.builder.contract(x, self.weight(f"w_{name}", (width, "L")), f"{self.prefix}{name}", (*TOKENS, width))
+            return self.product(x, f"w_{name}", ("L", width, "O"), name, ("L", width))
+        out = self.product(x, f"w_{name}", (width, "L"), name, (width,))
         return self.norm(out, (width,), (width,), f"{name}_norm") if self.structure.step_norms else out
 
     def short_conv(self, y: str) -> str:
@@ -279,12 +289,8 @@ class MixerBuilder:
         return self.project(y, name, dims) if self.structure.full_rank_gates else self.low_rank_gate(y, name, dims)
 
     def low_rank_gate(self, y: str, name: str, dims: Dims) -> str:
-        down = self.builder.contract(
-            y, self.weight(f"w_{name}_down", ("q", "D")), f"{self.prefix}{name}_latent", (*TOKENS, "q")
-        )
-        return self.builder.contract(
-            down, self.weight(f"w_{name}_up", (*dims, "q")), f"{self.prefix}{name}", (*TOKENS, *dims)
-        )
+        down = self.product(y, f"w_{name}_down", ("q", "D"), f"{name}_latent", ("q",))
+        return self.product(down, f"w_{name}_up", (*dims, "q"), name, dims)
 
     def norm(self, x: str, over: Dims, weight_dims: Dims, name: str = "norm") -> str:
         """Add RMSNorm over the last dims of a tensor."""
@@ -296,8 +302,7 @@ class MixerBuilder:
 
     def project(self, y: str, name: str, dims: Dims) -> str:
         """Add a projection of the hidden state, and its bias, where the structure has one."""
-        weight = self.weight(f"w_{name}", (*dims, "D"))
-        out = self.builder.contract(y, weight, f"{self.prefix}{name}", (*TOKENS, *dims))
+        out = self.product(y, f"w_{name}", (*dims, "D"), name, dims)
         if not self.structure.projection_bias:
             return out
         return self.elementwise("add_vector", [out, self.weight(f"{name}.bias", dims)], f"{name}_biased", dims)
@@ -306,10 +311,17 @@ class MixerBuilder:
         """Add the projection back to D. Its sums are reduced where the residual stream rests before a bias is added to them."""
         dims = self.builder.tensors[x].dims[2:]
         role = Role.RESIDUAL if self.structure.projection_bias else Role.ACTIVATION
-        out = self.builder.contract(x, self.weight("w_out", (*dims, "D")), f"{self.prefix}out", HIDDEN, role)
+        out = self.product(x, "w_out", (*dims, "D"), "out", ("D",), role)
         if not self.structure.projection_bias:
             return out
         return self.elementwise("add_vector", [out, self.weight("out.bias", ("D",))], "out_biased", ("D",))
+
+    def product(
+        self, x: str, weight: str, weight_dims: Dims, name: str, dims: Dims, role: Role = Role.ACTIVATION
+    ) -> str:  # fmt: skip
+        """Add a product with a matrix, and that of its adapter, where there is one."""
+        out = self.builder.contract(x, self.weight(weight, weight_dims), f"{self.prefix}{name}", (*TOKENS, *dims), role)
+        return self.adapt(out, x, weight, weight_dims)
 
     def weight(self, name: str, dims: Dims) -> str:
         return self.builder.weight(f"{self.prefix}{name}", dims)

@@ -31,6 +31,39 @@ from shardwise.values import did_you_mean, raise_problems
 
 RecurrentKind = Literal["gated_delta", "kimi_delta", "lightning", "mlstm", "mamba2", "mamba1", "rg_lru", "short_conv"]
 OutputNorm = Literal["none", "before_gate", "after_gate"]
+# How `transformers` keeps the projections of a delta rule as modules: Qwen3.5's way, with the gate in that of queries, keys and
+# values (Qwen3-Next), or each in one of its own (OLMo-hybrid). Adapters of a module share their first matrix.
+JoinedProjections = Literal["usual", "with_gate", "none"]
+# The module of each projection, by kind. Source: the modelling code of Qwen3.5, Qwen3-Next, OLMo-hybrid, Kimi Linear and Ling 3,
+# Bamba and Nemotron-H, Jamba, LFM2, RecurrentGemma, MiniMax-01 and xLSTM in transformers 5.23.
+_SEPARATE: Mapping[str, str] = {f"w_{name}": f"{name}_proj" for name in ("q", "k", "v", "a", "b", "f", "g")}
+MIXER_MODULES: Mapping[str, Mapping[str, str]] = {
+    "gated_delta": {
+        **dict.fromkeys(("w_q", "w_k", "w_v"), "in_proj_qkv"), "w_z": "in_proj_z", "w_a": "in_proj_a", "w_b": "in_proj_b",
+        "w_out": "out_proj",
+    },
+    "gated_delta with_gate": {
+        **dict.fromkeys(("w_q", "w_k", "w_v", "w_z"), "in_proj_qkvz"), **dict.fromkeys(("w_a", "w_b"), "in_proj_ba"),
+        "w_out": "out_proj",
+    },
+    "gated_delta none": {**_SEPARATE, "w_z": "g_proj", "w_out": "o_proj"},
+    "kimi_delta": {
+        **_SEPARATE, "w_f_down": "f_a_proj", "w_f_up": "f_b_proj", "w_g_down": "g_a_proj", "w_g_up": "g_b_proj",
+        "w_out": "o_proj",
+    },
+    "mamba2": {**dict.fromkeys(("w_x", "w_b", "w_c", "w_z", "w_dt"), "in_proj"), "w_out": "out_proj"},
+    "mamba1": {
+        **dict.fromkeys(("w_x", "w_z"), "in_proj"), **dict.fromkeys(("w_step_latent", "w_b", "w_c"), "x_proj"),
+        "w_step": "dt_proj", "w_out": "out_proj",
+    },
+    "short_conv": {**dict.fromkeys(("w_gate_in", "w_gate_out", "w_x"), "in_proj"), "w_out": "out_proj"},
+    "rg_lru": {"w_z": "linear_y", "w_x": "linear_x", "w_out": "linear_out"},
+    "lightning": {**dict.fromkeys(("w_q", "w_k", "w_v"), "qkv_proj"), "w_z": "output_gate", "w_out": "out_proj"},
+    "mlstm": {
+        "w_q": "q", "w_k": "k", "w_v": "v", "w_z": "ogate_preact", "w_i": "igate_preact", "w_f": "fgate_preact",
+        "w_out": "out_proj",
+    },
+}  # fmt: skip
 IS_BEFORE_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": True, "after_gate": False}
 IS_AFTER_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": False, "after_gate": True}
 
@@ -43,7 +76,8 @@ class RecurrentStructure:
     gate, of each head with a delta rule, of each group with `mamba2`. `step_norms`: RMSNorm of what steps are made of, of keys
     and of queries (`mamba1`). `conv_bias` and `projection_bias`: of the filters, and of the projections from and to the hidden
     state. `full_rank_gates`: gates of `kimi_delta` are products of the hidden state, in place of two of low rank.
-    `bounded_decay`: its decays are sigmoids between one and a bound, in place of softplus.
+    `bounded_decay`: its decays are sigmoids between one and a bound, in place of softplus. `joined`: which projections of a delta
+    rule share a module, and so the first matrix of an adapter.
     """
 
     kind: RecurrentKind
@@ -54,9 +88,10 @@ class RecurrentStructure:
     projection_bias: bool = False
     full_rank_gates: bool = False
     bounded_decay: bool = False
+    joined: JoinedProjections = "usual"
 
     def __post_init__(self) -> None:
-        allowed = {"kind": RecurrentKind, "norm": OutputNorm}
+        allowed = {"kind": RecurrentKind, "norm": OutputNorm, "joined": JoinedProjections}
         raise_problems(
             [
                 f"model: recurrent {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of "
@@ -65,6 +100,11 @@ class RecurrentStructure:
                 if (value := getattr(self, name)) not in get_args(kind)
             ]
         )
+
+    @property
+    def modules(self) -> Mapping[str, str]:
+        """The module of each projection that may have an adapter, by the weight's name."""
+        return MIXER_MODULES[self.kind if self.joined == "usual" else f"{self.kind} {self.joined}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +137,7 @@ class RecurrentMixer:
     projection_bias: bool = False
     full_rank_gates: bool = False
     bounded_decay: bool = False
+    joined: JoinedProjections = "usual"
 
     def __post_init__(self) -> None:
         names = ("num_heads", "num_groups", "key_dim", "head_dim", "conv_width", "gate_rank", "chunk")
@@ -116,6 +157,10 @@ class RecurrentMixer:
                 f"model: {self.kind} has a key for each of num_heads = {self.num_heads} heads; num_groups = "
                 f"{self.num_heads} is required, found {self.num_groups}"
             )
+        if self.joined != "usual" and self.kind != "gated_delta":
+            problems.append(
+                f"model: joined = {self.joined} is about gated_delta; joined = usual is required, found {self.kind}"
+            )
         raise_problems(problems)
         _ = self.structure  # raises for a kind or a norm that is not known
 
@@ -126,6 +171,7 @@ class RecurrentMixer:
         return RecurrentStructure(
             kind=self.kind, has_groups=has_groups, norm=self.norm, step_norms=self.step_norms, conv_bias=self.conv_bias,
             projection_bias=self.projection_bias, full_rank_gates=self.full_rank_gates, bounded_decay=self.bounded_decay,
+            joined=self.joined,
         )  # fmt: skip
 
     @property
@@ -169,5 +215,5 @@ def placeholder_mixer(structure: RecurrentStructure) -> RecurrentMixer:
     return RecurrentMixer(
         kind=structure.kind, num_heads=num_groups, num_groups=num_groups, conv_width=2, norm=structure.norm,
         step_norms=structure.step_norms, conv_bias=structure.conv_bias, projection_bias=structure.projection_bias,
-        full_rank_gates=structure.full_rank_gates, bounded_decay=structure.bounded_decay,
+        full_rank_gates=structure.full_rank_gates, bounded_decay=structure.bounded_decay, joined=structure.joined,
     )  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.model.adapters import LORA_TARGETS, expand_lora_targets
+from shardwise.model.adapters import ALL_LINEAR, LORA_TARGETS, USUAL_TARGETS, expand_lora_targets
 from shardwise.model.carried_tensors import carried_problems, carried_sources
 from shardwise.model.layer_pattern import pattern_problems
 from shardwise.model.shared_blocks import owner_problems, shared_block_problems
@@ -42,8 +42,7 @@ def combination_problems(model: Architecture) -> Iterator[str]:
         )
     elif {*model.lora_targets} <= {*LORA_TARGETS} and _lacks_lora_targets(model):
         yield f"found no matrix of lora_targets = {', '.join(model.lora_targets)}; all-linear is required, or others"
-    if model.lora_rank and (parts := _parts_without_adapters(model)):
-        yield f"adapters of {' and of '.join(parts)} are not known here; lora_rank = 0 is required"
+    yield from _unknown_adapters(model, model.lora_targets)
     if not model.has_mixer and model.feed_forward == "none":
         yield "a layer without mixer and without feed_forward does nothing; one of the two is required"
     if not (model.has_mixer and model.feed_forward != "none") and model.parallel:
@@ -183,16 +182,24 @@ def _lacks_lora_targets(model: Architecture) -> bool:
     return bool(plain) and not expand_lora_targets(plain, model.absent_modules)
 
 
-def _parts_without_adapters(model: Architecture) -> list[str]:
-    """Return the parts with matrices that adapters could be for and that have none here."""
+def _unknown_adapters(model: Architecture, targets: Sequence[str]) -> Iterator[str]:
+    """Yield what adapters are not known: of parts with matrices of other shapes, and of parts that `all-linear` names too."""
+    parts = {"one head of keys": model.shared_keys, "a shared block": model.shared_block}
+    if targets and any(parts.values()):
+        names = " and of ".join(name for name, is_present in parts.items() if is_present)
+        yield f"adapters of {names} are not known here; lora_rank = 0 is required"
     parts = {
-        "a recurrence": model.recurrence is not None, "an indexer": bool(model.index_topk),
-        "a gate of attention": model.attention_gate != "none", "one head of keys": model.shared_keys,
-        "a latent of experts": bool(model.expert_latent_dim), "an embedding for each layer": bool(model.layer_input_dim),
-        "streams that layers predict": model.alternating_streams, "a learned residual": bool(model.laurel_rank),
-        "a shared block": model.shared_block,
+        "an indexer": bool(model.index_topk), "a latent of experts": bool(model.expert_latent_dim),
+        "an embedding for each layer": bool(model.layer_input_dim), "streams that layers predict": model.alternating_streams,
+        "a learned residual": bool(model.laurel_rank), "a gate that reads a latent": model.raw_query_latent,
+        "gates of norms": bool(model.norm_gate_rank),
     }  # fmt: skip
-    return [name for name, is_present in parts.items() if is_present]
+    if ALL_LINEAR in targets and any(parts.values()):
+        names = " and of ".join(name for name, is_present in parts.items() if is_present)
+        yield (
+            f"adapters of {names} are not known here, and all-linear names them; lora_targets of others are required, such as "
+            f"{','.join(USUAL_TARGETS)}, which leave them frozen, or lora_rank = 0"
+        )
 
 
 def kind_problems(model: Architecture) -> list[str]:
@@ -205,12 +212,13 @@ def kind_problems(model: Architecture) -> list[str]:
     problems = [f"model {model.name}: {problem}" for problem in problems]
     for kind in model.layer_kinds if not problems else ():
         try:
-            layer = replace(
-                model.base_architecture(), name=f"{model.name}, layer_kinds.{kind}", **model.layer_kinds[kind]
-            )
+            # Adapters are of modules that some kind has: what a kind lacks is skipped.
+            fields = {"lora_rank": 0, "lora_targets": (), **model.layer_kinds[kind]}
+            layer = replace(model.base_architecture(), name=f"{model.name}, layer_kinds.{kind}", **fields)
         except InputError as error:
             problems += error.problems
             continue
+        problems += [f"model {layer.name}: {problem}" for problem in _unknown_adapters(layer, model.lora_targets)]
         if layer.num_experts and not model.num_experts:
             problems.append(
                 f"model {layer.name}: experts that the base layer lacks; a base layer with experts is required"

@@ -24,6 +24,8 @@ PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "each_head", "projection"]
 AttentionGate = Literal["none", "head", "element"]
 GateFunction = Literal["sigmoid", "softplus"]
+# The module that has the matrix of attention's gate in transformers: that of queries, or one of its own by either name.
+GateModule = Literal["g_proj", "gate_proj", "q_proj"]
 # Norms of the residual stream itself: of what enters each half of a block, which is also what its result is added to, or of the
 # sum behind it.
 StreamNorms = Literal["none", "before", "behind"]
@@ -78,8 +80,9 @@ class ModelStructure:
     token. `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one of their own.
     `predict` layers follow the others and predict further tokens. `recurrence` mixes the tokens in place of attention or
     beside it, where both results are added. `attention_gate` multiplies what attention gives by a sigmoid of each head or
-    element, or by another function. `separate_values` are of another width than keys. `window_kind`: which keys are in a
-    window. `stream_norms` normalise the residual stream, `final_norm` what the head reads, which has a layer of its own
+    element, or by another function; its matrix is a part of `attention_gate_module`, whose adapter it shares. `separate_values`
+    are of another width than keys. `window_kind`: which keys are in a window. `stream_norms` normalise the residual stream,
+    `final_norm` what the head reads, which has a layer of its own
     before the logits with `head_layer`: a product, GELU and a norm. `differential` attention is the difference of two (Ye et
     al. 2024). `norm_gates` multiply what a norm of the hidden state gives by the sigmoid of a narrow MLP. With
     `raw_query_latent` queries and gates read the latent of queries before its norm as well. `rotary_key_norm` normalises the
@@ -139,6 +142,7 @@ class ModelStructure:
     block_indexer: bool = False
     attention_gate: AttentionGate = "none"
     attention_gate_function: GateFunction = "sigmoid"
+    attention_gate_module: GateModule = "g_proj"
     separate_values: bool = False
     rotary_key_norm: bool = False
     stream_norms: StreamNorms = "none"
@@ -166,6 +170,7 @@ class ModelStructure:
         allowed = {
             "mixer": MixerKind, "feed_forward": FeedForwardKind, "mlp": MlpKind, "norm": NormKind, "positions": PositionKind,
             "qk_norm_over": NormWidth, "attention_gate": AttentionGate, "attention_gate_function": GateFunction,
+            "attention_gate_module": GateModule,
             "pre_norms_over": NormedParts, "post_norms_over": NormedParts, "norm_gates_over": NormedParts,
             "stream_norms": StreamNorms, "window_kind": WindowKind, "key_sharing": KeySharing, "adapted_parts": AdaptedParts,
         }  # fmt: skip

@@ -28,6 +28,14 @@ def _read_gated_delta(config: TrackedConfig) -> MixerFields:
     }  # fmt: skip
 
 
+def _read_gated_delta_with_gate(config: TrackedConfig) -> MixerFields:
+    return {**_read_gated_delta(config), "joined": "with_gate"}
+
+
+def _read_separate_gated_delta(config: TrackedConfig) -> MixerFields:
+    return {**_read_gated_delta(config), "joined": "none"}
+
+
 def _read_kimi_delta(config: TrackedConfig) -> MixerFields:
     heads, width = read_first("linear_num_heads")(config), read_first("linear_head_dim")(config)
     return {
@@ -151,7 +159,8 @@ def _read_short_conv(config: TrackedConfig) -> MixerFields:
 
 
 RECURRENCE_READERS: Mapping[str, FieldReader] = {
-    "gated_delta": _read_gated_delta, "kimi_delta": _read_kimi_delta, "bailing_delta": _read_bailing_delta,
+    "gated_delta": _read_gated_delta, "gated_delta_with_gate": _read_gated_delta_with_gate,
+    "separate_gated_delta": _read_separate_gated_delta, "kimi_delta": _read_kimi_delta, "bailing_delta": _read_bailing_delta,
     "lightning": _read_lightning, "mlstm": _read_mlstm, "mamba2": _read_mamba2,
     "expanded_mamba2": _read_expanded_mamba2, "falcon_mamba2": _read_falcon_mamba2, "mamba1": _read_mamba1,
     "pure_mamba": _read_pure_mamba, "jamba": _read_jamba, "rg_lru": _read_rg_lru, "short_conv": _read_short_conv,
