@@ -78,6 +78,10 @@ def test_what_a_pair_excludes_names_the_pool_and_the_nearest():
     with pytest.raises(InputError, match="decode: pp is 2; 1 or that of prefill, pp=1, is required by SGLang") as error:
         export_pools(_pools(layout="prefill: tp=4; decode: tp=4 pp=2", engine="sglang"), ENGINES["sglang"])
     assert error.value.problems[-1] == "the nearest that it runs: decode: layout tp=4 replicas=2"
+    hybrid = _pools("qwen3.5-397b-a17b", layout="prefill: tp=2 attention_dp=2 ep=4; decode: tp=4 ep=4")
+    with pytest.raises(InputError, match=r"decode: tp is 4 and that of prefill 2; .* has recurrent states") as error:
+        export_pools(hybrid, ENGINES["vllm"])
+    assert error.value.problems[-1].startswith("the nearest that it runs: decode: layout tp=2 ")
     with pytest.raises(InputError, match=r"layout: prefill: tp is 3; a divisor of the 64 query heads"):
         export_pools(_pools(layout="prefill: tp=3; decode: tp=4"), ENGINES["vllm"])
     with pytest.raises(InputError, match="TensorRT-LLM: found pools of prefill and decode"):

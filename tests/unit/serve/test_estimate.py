@@ -29,6 +29,15 @@ def problem_of(model="llama-3.3-70b", cluster="h100:8", engine="vllm", weights="
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("model", "cluster"), [("glm-5", "b200:8"), ("qwen3.5-397b-a17b", "b200:8"), ("llama-3.1-8b", "l40s:1")]
+)
+def test_models_of_the_published_rows_and_the_l40s_are_served_by_name(model, cluster):
+    estimate = sw.serve_estimate(model, cluster, isl=1000, osl=100, concurrency=4)
+    assert estimate.memory.verdict == "fits"
+    assert 0.002 < estimate.tpot_s.value < 0.2
+
+
 def test_table_and_single_layout_agree():
     problem = problem_of(concurrency=32.0)
     layouts = [ServingLayout(tp=tp, replicas=8 // tp) for tp in (2, 4, 8)]
