@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from shardwise.model.huggingface.config import parse_config
+from shardwise.model.huggingface.config import LANGUAGE_KEYS, parse_config
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.values.errors import InputError
 
@@ -69,6 +69,32 @@ def build_meta_model(model_type: str, keys: Mapping[str, Any]) -> tuple[dict[str
         completed: dict[str, Any] = {**config.to_dict(), "model_type": model_type}
         with torch.device("meta"):
             return completed, transformers.AutoModelForCausalLM.from_config(config)
+
+
+def complete_config(model_type: str) -> dict[str, Any]:
+    """Return the default config of a type, with what it leaves open and its model needs, as `transformers` completes it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        config = transformers.AutoConfig.for_model(model_type, **REQUIRED_KEYS.get(model_type, {}))
+        return {**config.to_dict(), "model_type": model_type}
+
+
+def rotary_angles(config: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the base of the rotary angles of a completed config's layers, and the share of a head that turns, as its model reads
+    them; None where it has none. Layers with a window may have others."""
+    text = next((config[key] for key in LANGUAGE_KEYS if isinstance(config.get(key), dict)), config)
+    if text is not config:
+        return rotary_angles(text)
+    angles = config.get("rope_parameters") or {}
+    angles = angles.get("full_attention") or angles
+    if "rope_theta" in angles:
+        return angles["rope_theta"], angles.get("partial_rotary_factor", 1.0)
+    if config.get("rotary_dim"):  # GPT-J and CodeGen, whose angles have the base 10,000 in their code
+        return 10_000.0, config["rotary_dim"] / (config["n_embd"] // config["n_head"])
+    return None
 
 
 def text_params(model: torch.nn.Module) -> int:

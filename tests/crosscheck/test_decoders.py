@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from crosscheck.decoders import Decoder, classify, counted, read_decoders
+from crosscheck.decoders import Decoder, classify, complete_config, counted, read_decoders, rotary_angles
+
+from shardwise.model.huggingface.config import parse_config
 
 DECODERS = read_decoders()
 BUILT = [row for row in DECODERS if row.state in ("exact", "refused")]
@@ -26,3 +28,19 @@ def test_none_is_wrong_and_most_are_exact() -> None:
 @pytest.mark.parametrize("row", BUILT, ids=[row.model_type for row in BUILT])
 def test_a_default_config_is_in_the_state_that_the_list_says(row: Decoder) -> None:
     assert classify(row.model_type) == (row.state, row.num_params, row.reason)
+
+
+def test_rotary_angles_of_default_configs_are_those_of_their_code() -> None:
+    """What a family turns otherwise is named as not modelled, so that nothing is trained with other angles."""
+    compared, different = 0, {}
+    for row in (row for row in BUILT if row.state == "exact"):
+        config = complete_config(row.model_type)
+        architecture, angles = parse_config(config), rotary_angles(config)
+        if angles is None or any("rotary angles" in setting for setting in architecture.numerics.unread):
+            continue
+        rotary = architecture.numerics.rotary
+        compared += 1
+        if (rotary.base, rotary.part) != pytest.approx(angles):
+            different[row.model_type] = (rotary.base, rotary.part, *angles)
+    assert different == {}
+    assert compared > 90

@@ -104,6 +104,35 @@ def test_what_a_config_sets_and_is_not_modelled_is_named(changes: dict[str, Any]
     assert parse_config(LLAMA_3_1).numerics.unread == ()
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "part"),
+    [
+        ("minimax_m2", {"head_dim": 128, "rotary_dim": 64}, 0.5),
+        ("minimax_m2", {"head_dim": 128, "rotary_dim": 64, "partial_rotary_factor": 0.25}, 0.25),
+        ("minimax_m2", {"head_dim": 128}, 1.0),
+        ("gptj", {"n_embd": 4096, "n_head": 16, "rotary_dim": 32}, 0.125),
+        ("gptj", {"n_embd": 4096, "n_head": 16, "rotary_dim": None}, 1.0),
+    ],
+)
+def test_a_config_may_say_how_many_elements_of_a_head_turn(family: str, changes: dict[str, Any], part: float) -> None:
+    config = default_config(family) | changes
+    assert parse_config({**config, "rope_parameters": None}).numerics.rotary.part == part
+
+
+def test_more_elements_than_a_head_has_do_not_turn() -> None:
+    with pytest.raises(
+        sw.InputError, match="rotary_dim is 256; a number of a head's 128 elements is required, from 1 on"
+    ):
+        parse_config(default_config("minimax_m2") | {"head_dim": 128, "rotary_dim": 256, "rope_parameters": None})
+
+
+def test_angles_of_each_kind_of_layer_are_read() -> None:
+    angles = {"full_attention": {"rope_theta": 5e5, "rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}}
+    found = parse_config(default_config("mellum") | {"rope_parameters": angles}).numerics
+    assert found.local_rotary is not None
+    assert (found.rotary.base, found.local_rotary.base, found.unread) == (5e5, 1e4, ())
+
+
 def test_granites_multipliers_are_read() -> None:
     config = default_config("granite") | {
         "embedding_multiplier": 12.0,

@@ -84,12 +84,15 @@ class RotaryRule:
 
     `theta` is the default of their base, `local_theta` that of layers with a window, where they have angles of their own.
     `part` is the default of the share of a head's width that turns (None: the family's code turns all of it, whatever a config
-    says). `scaled`: the family multiplies scores by the square of YaRN's `mscale_all_dim`.
+    says). `width_key` is the key under which configs may say how many elements of a head turn instead, `width` its default (None:
+    `part`). `scaled`: the family multiplies scores by the square of YaRN's `mscale_all_dim`.
     """
 
     theta: float = 10_000.0
     local_theta: float | None = None
     part: float | None = None
+    width_key: str = ""
+    width: int | None = None
     scaled: bool = False
 
 
@@ -130,7 +133,7 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
     >>> read_numerics(config, NumericsRule(), d_model=8, head_dim=4, mlp="swiglu").rotary.base
     500000.0
     """
-    rotary, local_rotary, unread = read_rotaries(config, rule.rotary)
+    rotary, local_rotary, unread = read_rotaries(_share_of_head(config, rule.rotary, head_dim), rule.rotary)
     return Numerics(
         norm_epsilon=next(
             (_read_positive(config, key) for key in EPSILON_KEYS if config.get(key) is not None), rule.epsilon
@@ -141,7 +144,7 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
         attention_cap=_read_cap(config, "attn_logit_softcapping") if rule.scaled_scores else None,
         logit_cap=_read_cap(config, "final_logit_softcapping") if rule.scaled_scores else None,
         normalised_gates=_normalises_gates(config, rule), gating=_read_gating(config, rule.router),
-        unread=(*unread, *_unsupported_values(config, rule, mlp)),
+        unread=tuple(dict.fromkeys((*unread, *_unsupported_values(config, rule, mlp)))),
     )  # fmt: skip
 
 
@@ -217,12 +220,14 @@ def _unsupported_values(config: Mapping[str, Any], rule: NumericsRule, mlp: str)
 
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+PART_KEY = "partial_rotary_factor"
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0  # α and β (Peng et al. 2023, 3.2), as in `_compute_yarn_parameters`
 
 
 def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[Rotary, Rotary | None, tuple[str, ...]]:
-    """Return the angles of all layers, those of layers with a window where the family has two, and the settings not modelled.
+    """Return the angles of all layers, those of layers with a window where theirs differ, and the settings not
+    modelled.
 
     >>> read_rotaries({"rope_theta": 500000.0}, RotaryRule())[0].base
     500000.0
@@ -231,15 +236,35 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
         return Rotary(), None, ()
     parameters = _read_table(config, "rope_parameters")
     legacy = _legacy_parameters(config, rule)
-    if rule.local_theta is None:
+    by_kind = {
+        kind: _read_table(parameters, kind) for kind in (FULL_ATTENTION, SLIDING_ATTENTION) if parameters.get(kind)
+    }
+    if rule.local_theta is not None:
+        local_defaults = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
+        angles = by_kind.get(FULL_ATTENTION) or legacy, by_kind.get(SLIDING_ATTENTION) or local_defaults
+    elif by_kind:
+        angles = {**legacy, **by_kind.get(FULL_ATTENTION, {})}, {**legacy, **by_kind.get(SLIDING_ATTENTION, {})}
+    else:
         rotary, unread = _read_rotary({**legacy, **parameters}, config, rule)
         return rotary, None, unread
-    local_defaults = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
-    (rotary, unread), (local_rotary, local_unread) = (
-        _read_rotary(angles, config, rule)
-        for angles in (parameters.get(FULL_ATTENTION) or legacy, parameters.get(SLIDING_ATTENTION) or local_defaults)
-    )
-    return rotary, local_rotary, (*unread, *local_unread)
+    (rotary, unread), (local_rotary, local_unread) = (_read_rotary(part, config, rule) for part in angles)
+    has_both = rule.local_theta is not None or local_rotary != rotary
+    return rotary, local_rotary if has_both else None, (*unread, *local_unread)
+
+
+def _share_of_head(config: Mapping[str, Any], rule: RotaryRule | None, head_dim: int) -> Mapping[str, Any]:
+    """Return a config that says which share of a head turns, where it or its family says how many elements do."""
+    if rule is None or not rule.width_key or config.get(PART_KEY) is not None:
+        return config
+    width = config.get(rule.width_key, rule.width)
+    if width is None:
+        return config
+    number = require_number(width, rule.width_key, FileMessages("model: the config's "), is_integer=True)
+    if not 0 < number <= head_dim:
+        raise InputError(
+            f"model: the config's {rule.width_key} is {number}; a number of a head's {head_dim} elements is required, from 1 on"
+        )
+    return {**config, PART_KEY: number / head_dim}
 
 
 def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> float:
@@ -254,9 +279,8 @@ def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> flo
 
 def _legacy_parameters(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:
     """Return the parameters under the keys of older configs: `rope_theta` and `rope_scaling`."""
-    keys = ("partial_rotary_factor", "rotary_pct")
-    part = next((config[key] for key in keys if config.get(key) is not None), rule.part)
-    named = {} if part is None else {"partial_rotary_factor": part}
+    part = next((config[key] for key in (PART_KEY, "rotary_pct") if config.get(key) is not None), rule.part)
+    named = {} if part is None else {PART_KEY: part}
     return {"rope_theta": config.get("rope_theta") or rule.theta, **named, **_read_table(config, "rope_scaling")}
 
 
@@ -274,7 +298,7 @@ def _rope_type(parameters: Mapping[str, Any]) -> Any:
 def _read_rotary(
     parameters: Mapping[str, Any], config: Mapping[str, Any], rule: RotaryRule
 ) -> tuple[Rotary, tuple[str, ...]]:
-    part = _read_number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor")
+    part = _read_number({PART_KEY: 1.0, **parameters}, PART_KEY)
     rotary, unread = _read_angles(parameters, config)
     if rule.part is not None:
         return replace(rotary, part=part), unread
