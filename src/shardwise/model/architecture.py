@@ -205,7 +205,9 @@ class Architecture:
     recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
     layer_pattern: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    max_context: int | None = field(default=None, metadata=OMIT_DEFAULT, compare=False)  # nothing is counted by it
+    max_context: int | None = field(
+        default=None, metadata=OMIT_DEFAULT, compare=False, repr=False
+    )  # nothing is counted by it
 
     def __post_init__(self) -> None:
         if not isinstance(self.layer_kinds, FrozenFields):
