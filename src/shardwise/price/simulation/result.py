@@ -184,7 +184,7 @@ class Simulation(Displayable):
 
     @property
     def published_contention(self) -> PublishedContention | None:
-        """What is published about kernels beside traffic on the chip; None where nothing is, so that it is not known."""
+        """Published slowdown of kernels beside traffic on the chip; None where nothing is published, so that it is not known."""
         return CONTENTION_BY_CHIP.get(self.step.pricing.cluster.chip.catalog_name)
 
     @cached_property

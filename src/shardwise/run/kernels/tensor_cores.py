@@ -89,8 +89,8 @@ def tensor_core_scaling(blocks: tuple[ScaleBlock, ScaleBlock], kind: ScaleKind) 
 
 
 class ProductOperands(NamedTuple):
-    """What decides whether tensor cores take a product of left [M, K] and right [N, K]: the sizes, formats and blocks of scales
-    of both, and the kind of scale."""
+    """Operands of a product of left [M, K] and right [N, K]: the sizes, formats and blocks of scales of both, and the kind of
+    scale, which decide whether tensor cores take it."""
 
     sizes: tuple[int, int, int]
     formats: tuple[str, str]

@@ -15,7 +15,7 @@ from shardwise.run.triton_kernels.traffic import SECTOR_BYTES, WARP_LANES, Traff
 
 @dataclass(slots=True)
 class WarpCounts:
-    """What warps go through: sectors that their loads touch, and multiplications of their lanes, masked off or not."""
+    """Counts of warps: sectors that their loads touch, and multiplications of their lanes, masked off or not."""
 
     loaded_sectors: int = 0
     multiplications: int = 0
