@@ -121,9 +121,9 @@ def check_files(folder: Path | None) -> bool:
 
 def check_list(families: Sequence[str], workers: ProcessPoolExecutor) -> bool:
     rows = [row for row in read_decoders() if not families or row.model_type in families]
-    found = workers.map(classify, [row.model_type for row in rows])
+    outcomes = workers.map(classify, [row.model_type for row in rows])
     states, wrong = Counter[str](), []
-    for row, (state, count, reason) in zip(rows, found, strict=True):
+    for row, (state, count, reason) in zip(rows, outcomes, strict=True):
         states[state] += 1
         if (state, count, reason) != (row.state, row.num_params, row.reason) or row.year != code_year(row.model_type):
             wrong.append(

@@ -89,8 +89,8 @@ def _capture_on_rank(rank: int, size: int, device: torch.device, case: CapturedC
     expected, seen = comparable_counts(planned, captured.counts)
     kernels = compare_kernels(engine, case, step)
     collectives = {
-        "issued": sum(seen.values()), "missing": [str(one) for one in expected - seen],
-        "unexpected": [str(one) for one in seen - expected],
+        "issued": sum(seen.values()), "missing": [str(collective) for collective in expected - seen],
+        "unexpected": [str(collective) for collective in seen - expected],
     }  # fmt: skip
     graph = compare_graph(case, rank, device) if device.type == "cuda" and size == 1 else None
     lists_equal = not any(part[side] for part in (kernels, collectives) for side in ("missing", "unexpected"))

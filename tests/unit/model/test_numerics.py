@@ -128,9 +128,9 @@ def test_more_elements_than_a_head_has_do_not_turn() -> None:
 
 def test_angles_of_each_kind_of_layer_are_read() -> None:
     angles = {"full_attention": {"rope_theta": 5e5, "rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}}
-    found = parse_config(default_config("mellum") | {"rope_parameters": angles}).numerics
-    assert found.local_rotary is not None
-    assert (found.rotary.base, found.local_rotary.base, found.unread) == (5e5, 1e4, ())
+    numerics = parse_config(default_config("mellum") | {"rope_parameters": angles}).numerics
+    assert numerics.local_rotary is not None
+    assert (numerics.rotary.base, numerics.local_rotary.base, numerics.unread) == (5e5, 1e4, ())
 
 
 def test_granites_multipliers_are_read() -> None:
