@@ -1,4 +1,4 @@
-"""`import shardwise as sw`: names and paths do what values do, and what is shown of a value is a few lines."""
+"""`import shardwise as sw`: names and paths stand for values, and the `repr` of a value has few lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FUNCTIONS = (
 )
 
 
-def test_the_names_of_the_package_are_sorted_and_all_there() -> None:
+def test_the_names_of_the_package_are_sorted_and_complete() -> None:
     assert sw.__all__ == sorted(sw.__all__) == dir(sw)
     for name in sw.__all__:
         value = getattr(sw, name)
@@ -54,7 +54,7 @@ def test_the_names_of_the_package_are_sorted_and_all_there() -> None:
         _ = sw.plans_of
 
 
-def test_a_source_tree_that_was_not_installed_has_a_version_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uninstalled_source_tree_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
@@ -66,13 +66,13 @@ def test_a_source_tree_that_was_not_installed_has_a_version_too(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_has_an_example_and_says_what_it_returns(name: str) -> None:
+def test_every_function_has_an_example_and_annotations(name: str) -> None:
     function = getattr(sw, name)
     assert ">>> import shardwise as sw" in function.__doc__
     assert f"sw.{name}(" in function.__doc__
     signature = inspect.signature(function)
     assert signature.return_annotation not in (inspect.Signature.empty, "Any")
-    assert all(one.annotation is not inspect.Parameter.empty for one in signature.parameters.values())
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in signature.parameters.values())
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def plan() -> sw.Plan:
     return sw.plan(sw.load_model("llama-3.2-1b"), sw.load_cluster("h100:8"), sw.Job(**SIZES))
 
 
-def test_a_plan_by_names_is_that_of_values(plan: sw.Plan) -> None:
+def test_a_plan_by_names_equals_that_by_values(plan: sw.Plan) -> None:
     by_name = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len="4Ki")
     assert (by_name.layout, by_name.estimate, by_name.job) == (plan.layout, plan.estimate, plan.job)
     assert sw.plan(plan.model, plan.cluster, plan.job, tokens="1T").run is not None
@@ -89,7 +89,7 @@ def test_a_plan_by_names_is_that_of_values(plan: sw.Plan) -> None:
     )
 
 
-def test_paths_are_taken_for_models_and_clusters(tmp_path: Path) -> None:
+def test_paths_are_accepted_for_models_and_clusters(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({
         "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
@@ -97,20 +97,20 @@ def test_paths_are_taken_for_models_and_clusters(tmp_path: Path) -> None:
     }), encoding="utf-8")  # fmt: skip
     cluster = tmp_path / "mine.toml"
     cluster.write_text('chip = "h100"\ntiers = [{ name = "t", size = 2, bytes_per_s = "25 GB/s" }]\n', encoding="utf-8")
-    found = sw.plan(config, cluster, global_batch_tokens=512, seq_len=64)
-    assert (found.model.num_layers, found.cluster.num_devices) == (2, 2)
+    plan = sw.plan(config, cluster, global_batch_tokens=512, seq_len=64)
+    assert (plan.model.num_layers, plan.cluster.num_devices) == (2, 2)
 
 
-def test_pins_and_maxima_as_text_mapping_and_choices(plan: sw.Plan) -> None:
-    given = (plan.model, plan.cluster, plan.job)
-    text = sw.plan(*given, pins="tp=2 recompute=full", maxima="cp=1")
-    mapping = sw.plan(*given, pins={"tp": 2, "recompute": "full"}, maxima={"cp": 1})
-    chosen = sw.plan(*given, choices=sw.Choices().with_pins({"tp": 2, "recompute": "full"}, {"cp": 1}))
+def test_pins_and_maxima_may_be_text_mapping_or_choices(plan: sw.Plan) -> None:
+    arguments = (plan.model, plan.cluster, plan.job)
+    text = sw.plan(*arguments, pins="tp=2 recompute=full", maxima="cp=1")
+    mapping = sw.plan(*arguments, pins={"tp": 2, "recompute": "full"}, maxima={"cp": 1})
+    chosen = sw.plan(*arguments, choices=sw.Choices().with_pins({"tp": 2, "recompute": "full"}, {"cp": 1}))
     assert text.layout == mapping.layout == chosen.layout
     assert (text.layout.tp, text.layout.cp, text.layout.recompute) == (2, 1, "full")
-    both = sw.plan(*given, pins={"tp": 2}, choices=sw.Choices().with_pins({"recompute": "full"}, {"cp": 1}))
-    assert both.layout == text.layout
-    runnable = sw.plan(*given, runnable=True)
+    combined = sw.plan(*arguments, pins={"tp": 2}, choices=sw.Choices().with_pins({"recompute": "full"}, {"cp": 1}))
+    assert combined.layout == text.layout
+    runnable = sw.plan(*arguments, runnable=True)
     assert (runnable.layout.tp, runnable.job.loss) == (1, "in_place")
 
 
@@ -120,12 +120,12 @@ def test_an_estimate_takes_a_layout_or_its_text(plan: sw.Plan) -> None:
     assert sw.estimate("llama-3.2-1b", "h100:8", layout="fsdp=8 recompute=full", **SIZES) == by_value
 
 
-def test_the_memory_of_a_layout_is_that_of_its_estimate(plan: sw.Plan) -> None:
-    found = sw.memory("llama-3.2-1b", "h100:8", "fsdp=4 pp=2 micro_batch_seqs=2", plan.job)
+def test_the_memory_of_a_layout_equals_that_of_its_estimate(plan: sw.Plan) -> None:
+    memory = sw.memory("llama-3.2-1b", "h100:8", "fsdp=4 pp=2 micro_batch_seqs=2", plan.job)
     priced = sw.estimate("llama-3.2-1b", "h100:8", plan.job, "fsdp=4 pp=2 micro_batch_seqs=2")
-    assert (found.memory_bytes, found.fits, found.margin) == (priced.memory_bytes, priced.fits, priced.margin)
-    assert dict(found.stages[found.fullest_stage]) == dict(priced.memory)
-    assert len(found.stages) == 2
+    assert (memory.memory_bytes, memory.fits, memory.margin) == (priced.memory_bytes, priced.fits, priced.margin)
+    assert dict(memory.stages[memory.fullest_stage]) == dict(priced.memory)
+    assert len(memory.stages) == 2
     filled = sw.memory("gpt-2", "h100:8", "dp=2 pp=4", seq_len="1Ki")
     assert filled.job == sw.Job(
         global_batch_tokens=2 * 4 * 1024, seq_len=1024
@@ -136,26 +136,26 @@ def test_the_memory_of_a_layout_is_that_of_its_estimate(plan: sw.Plan) -> None:
     )
 
 
-def test_an_explanation_of_a_plan_or_of_its_file(plan: sw.Plan, tmp_path: Path) -> None:
+def test_explanations_of_a_plan_and_of_its_file_agree(plan: sw.Plan, tmp_path: Path) -> None:
     sw.dump_plan(plan, tmp_path / "plan.json")
-    of_file = sw.explain(tmp_path / "plan.json", sw.Layout(tp=8, sequence_parallel=True))
-    of_value = sw.explain(plan, sw.Layout(tp=8, sequence_parallel=True))
-    of_text = sw.explain(plan, "tp=8 async_tp=false")
-    assert of_file.against is not None
-    assert of_value.against is not None
-    assert of_text.against is not None
-    assert (of_file.against.filled, of_text.against.filled.split()[0]) == ("", "sequence_parallel=true")
-    assert (of_file.layout, of_file.against.layout) == (of_value.layout, of_value.against.layout)
-    assert [one.name for one in sw.explain(plan, term="time.fsdp").terms] == ["time.fsdp"]
+    from_file = sw.explain(tmp_path / "plan.json", sw.Layout(tp=8, sequence_parallel=True))
+    from_value = sw.explain(plan, sw.Layout(tp=8, sequence_parallel=True))
+    from_text = sw.explain(plan, "tp=8 async_tp=false")
+    assert from_file.against is not None
+    assert from_value.against is not None
+    assert from_text.against is not None
+    assert (from_file.against.filled, from_text.against.filled.split()[0]) == ("", "sequence_parallel=true")
+    assert (from_file.layout, from_file.against.layout) == (from_value.layout, from_value.against.layout)
+    assert [term.name for term in sw.explain(plan, term="time.fsdp").terms] == ["time.fsdp"]
 
 
-def test_rules_by_names_are_the_books_rules(plan: sw.Plan) -> None:
+def test_rules_by_names_equal_the_books_rules(plan: sw.Plan) -> None:
     assert (
         sw.rules("llama-3.2-1b", "h100:8", **SIZES) == sw.book_rules(plan.model, plan.cluster, plan.job) == plan.rules
     )
 
 
-def test_rooflines_of_kernels_and_of_blocks() -> None:
+def test_rooflines_are_of_kernels_or_of_blocks() -> None:
     assert set(get_args(KernelName)) == set(KERNEL_FORMS)
     kernel = sw.roofline("attention", sw.load_chip("h100"), T=8192, N=64, H=128, causal=True)
     assert isinstance(kernel, sw.KernelRoofline)
@@ -167,7 +167,7 @@ def test_rooflines_of_kernels_and_of_blocks() -> None:
 
 
 def test_a_sweep_has_the_plans_of_its_values(plan: sw.Plan) -> None:
-    found = sw.sweep(
+    swept = sw.sweep(
         "llama-3.2-1b",
         "h100:16",
         over=["gpus=8,16", "recompute=none,full"],
@@ -175,11 +175,11 @@ def test_a_sweep_has_the_plans_of_its_values(plan: sw.Plan) -> None:
         maxima={"tp": 1},
         **SIZES,
     )
-    alone = sw.plan("llama-3.2-1b", "h100:8", pins="zero_stage=3 recompute=full", maxima={"tp": 1}, **SIZES)
-    second = found.points[1].plan
+    separate = sw.plan("llama-3.2-1b", "h100:8", pins="zero_stage=3 recompute=full", maxima={"tp": 1}, **SIZES)
+    second = swept.points[1].plan
     assert second is not None
-    assert (second.layout, second.estimate) == (alone.layout, alone.estimate)
-    assert [dict(point.at) for point in found.points][:2] == [
+    assert (second.layout, second.estimate) == (separate.layout, separate.estimate)
+    assert [dict(point.at) for point in swept.points][:2] == [
         {"gpus": 8, "recompute": "none"}, {"gpus": 8, "recompute": "full"}
     ]  # fmt: skip
     jobs = sw.sweep("gpt-2", plan.cluster, plan.job, over=["model=llama-3.2-1b", "batch=512Ki,1Mi"])
@@ -220,16 +220,16 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "parts"), WRONG)
-def test_what_is_wrong_is_said_at_once(make: Any, parts: list[str]) -> None:
+def test_all_problems_are_reported_together(make: Any, parts: list[str]) -> None:
     with pytest.raises(sw.InputError) as caught:
         make()
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
-def test_what_is_shown_of_a_value_is_a_few_lines(plan: sw.Plan) -> None:
-    told = sw.explain(plan)
-    shown = (plan, plan.estimate, plan.layout, told, sw.memory("gpt-2", "h100:8", "dp=8"))
-    for value, lines in zip(shown, (4, 2, 1, 4, 2), strict=True):
+def test_the_repr_of_a_value_has_few_lines(plan: sw.Plan) -> None:
+    explanation = sw.explain(plan)
+    printed = (plan, plan.estimate, plan.layout, explanation, sw.memory("gpt-2", "h100:8", "dp=8"))
+    for value, lines in zip(printed, (4, 2, 1, 4, 2), strict=True):
         assert repr(value).count("\n") == lines - 1
         assert max(map(len, repr(value).splitlines())) < 200
     assert str(plan).splitlines()[1] == f"  {plan.layout}"
@@ -256,7 +256,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_layout_is_what_its_text_says(layout: sw.Layout) -> None:
+def test_a_layout_is_read_back_from_its_text(layout: sw.Layout) -> None:
     """`repr` to the last field; `str` leaves out the placement."""
     assert eval(repr(layout), {"Layout": sw.Layout}) == layout
     unplaced = layout if layout.placement is None else sw.Layout.parse(str(layout))
@@ -264,9 +264,9 @@ def test_a_layout_is_what_its_text_says(layout: sw.Layout) -> None:
     assert unplaced.placement is None
 
 
-def test_a_layout_of_a_search_is_what_its_text_says(plan: sw.Plan) -> None:
-    for one in (plan.layout, *(other.layout for other in plan.alternatives)):
-        assert eval(repr(one), {"Layout": sw.Layout}) == one
+def test_layouts_of_a_search_are_read_back_from_their_texts(plan: sw.Plan) -> None:
+    for layout in (plan.layout, *(alternative.layout for alternative in plan.alternatives)):
+        assert eval(repr(layout), {"Layout": sw.Layout}) == layout
 
 
 @pytest.mark.parametrize(
@@ -283,14 +283,14 @@ def test_a_layout_of_a_search_is_what_its_text_says(plan: sw.Plan) -> None:
         ("num_micro_batches=4", "layout: found 'num_micro_batches=4'"),
     ],
 )
-def test_a_text_that_is_no_layout(text: str, part: str) -> None:
+def test_an_invalid_text_of_a_layout_is_refused(text: str, part: str) -> None:
     with pytest.raises(sw.InputError) as caught:
         sw.Layout.parse(text)
     assert part in str(caught.value)
 
 
-def test_types_of_what_is_returned_can_be_resolved() -> None:
-    """What the annotations name is exported."""
+def test_types_of_returned_values_can_be_resolved() -> None:
+    """The types of annotations are exported."""
     names = {name: getattr(sw, name) for name in sw.__all__}
     for name in FUNCTIONS:
         returned = inspect.signature(getattr(sw, name)).return_annotation
@@ -300,7 +300,7 @@ def test_types_of_what_is_returned_can_be_resolved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "fix"),
+    ("text", "schema", "fix"),
     [
         ('{"a": 1}', "None", "`shardwise plan MODEL CLUSTER --out FILE` writes one"),
         ("[1]", "'list'", "`shardwise plan MODEL CLUSTER --out FILE` writes one"),
@@ -312,9 +312,9 @@ def test_types_of_what_is_returned_can_be_resolved() -> None:
         ('{"schema": "shardwise.plan/99"}', "'shardwise.plan/99'", "plan again with this version"),
     ],
 )
-def test_a_file_that_is_no_plan_is_named_with_the_fix(text: str, found: str, fix: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_plan_is_refused_with_the_fix(text: str, schema: str, fix: str, tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(sw.InputError) as caught:
         sw.load_plan(file)
-    assert str(caught.value) == f"plan file {file}: found schema {found}; 'shardwise.plan/3' is required: {fix}"
+    assert str(caught.value) == f"plan file {file}: found schema {schema}; 'shardwise.plan/3' is required: {fix}"

@@ -1,7 +1,7 @@
-"""Choices by name: a name that is not there is an error that lists those that are, everywhere; no branch stands for the rest.
+"""Choices by name: an unknown name is an error that lists the known ones, everywhere; no branch stands for all others.
 
-`CHOICES` calls every public function that takes a choice by its name, and every value that has one as a field. The last test
-reads the sources: no choice is compared with one of its names, so that nothing can follow for all others.
+`CHOICES` calls every public function that takes a choice by its name, and every value that has such a field. The last test
+reads the sources: no choice is compared with one of its names, since the other branch would cover all other names.
 """
 
 from __future__ import annotations
@@ -216,13 +216,15 @@ CHOICES: Mapping[str, Choice] = {
 def test_an_unknown_name_is_an_error_that_lists_the_names(where: str) -> None:
     with pytest.raises(InputError) as caught:
         CHOICES[where].call("no-such-name")
-    said = str(caught.value)
-    assert "no-such-name" in said
+    message = str(caught.value)
+    assert "no-such-name" in message
     for name in CHOICES[where].names:
-        assert name in said, name
+        assert name in message, name
 
 
-@pytest.mark.parametrize(("where", "name"), [(where, name) for where, one in CHOICES.items() for name in one.names])
+@pytest.mark.parametrize(
+    ("where", "name"), [(where, name) for where, choice in CHOICES.items() for name in choice.names]
+)
 def test_every_name_is_known(where: str, name: str) -> None:
     CHOICES[where].call(name)
 
@@ -240,16 +242,16 @@ def test_tables_have_a_row_for_every_name_and_no_other(table: Mapping[str, objec
     assert tuple(table) == names
 
 
-def test_a_product_is_solved_for_what_is_asked() -> None:
+def test_a_product_is_solved_for_a_known_objective() -> None:
     expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
-    made = shard_expression(expression, Mesh((("X", 4),)), {"I": 8, "J": 8, "K": 8})
+    sharded = shard_expression(expression, Mesh((("X", 4),)), {"I": 8, "J": 8, "K": 8})
     assert get_args(Objective) == ("time", "bytes")
     with pytest.raises(InputError, match="objective: found 'no-such-name'; one of time, bytes is required"):
-        price_product(made, place_mesh(made.mesh, "tpu-v5e:2x2"), objective="no-such-name")  # type: ignore[arg-type]
+        price_product(sharded, place_mesh(sharded.mesh, "tpu-v5e:2x2"), objective="no-such-name")  # type: ignore[arg-type]
 
 
 def test_a_stage_with_an_unknown_schedule_has_no_price() -> None:
-    """An unknown schedule was priced as 1F1B; a name that others have for one is none here."""
+    """Regression: an unknown schedule was priced as 1F1B. Aliases are not accepted here."""
     with pytest.raises(InputError, match="schedule: found 'gpipe'; one of none, afab, 1f1b, interleaved, zb_h1"):
         get_schedule("gpipe")
     assert get_schedule("afab").bubble_s(8, 1, 8, PASSES) == get_schedule("1f1b").bubble_s(8, 1, 8, PASSES) == 21.0
@@ -264,20 +266,20 @@ def test_a_stage_with_an_unknown_schedule_has_no_price() -> None:
             ask()
 
 
-def test_chosen_says_what_was_found_and_what_there_is() -> None:
+def test_lookup_states_the_unknown_and_the_known_names() -> None:
     assert lookup({"a": 1, "b": 2}, "b", "letter") == 2
     with pytest.raises(InputError, match=r"^letter: found 'c'; one of a, b is required$"):
         lookup({"a": 1, "b": 2}, "c", "letter")
 
 
-# Names of choices as the sources write them. What `train/` and the compilers' texts have under the same words is others'.
+# Names of choices as the sources write them. `train/` and the compilers' texts use some of these words with other meanings.
 NAMED = {
     "schedule", "recompute", "cp_variant", "offload", "loss", "overlap", "stack", "operation", "wrap_rule", "scheme",
     "objective", "origin", "mlp", "norm", "positions", "qk_norm_over", "precision", "fold", "optimizer",
 }  # fmt: skip
-# Whether there is one at all is no choice among names; nor is what a search need not try, or a report says of one of them.
+# "none" is the absence of a choice, not one of its names.
 ABSENT = {"none"}
-SAID = {
+ALLOWED = {
     ("search/explain/playbook_steps.py", "recompute"), ("layout/choices.py", "recompute"),
     ("hardware/network/compare_collective_algorithms.py", "operation"), ("present/verbs/rooflines_and_rules.py", "origin"),
     ("measure/calibrate/constant_fit.py", "fold"), ("measure/calibrate/published_fit.py", "fold"),
@@ -303,39 +305,41 @@ def word(node: ast.expr) -> str:
 
 def literals(node: ast.expr) -> set[str]:
     items = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
-    return {one.value for one in items if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return {item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)}
 
 
 def compared(text: str) -> set[tuple[str, str]]:
-    """Choices that a source compares with one of their names, with the name."""
-    found = set()
+    """Choices that a source compares with one of their names, and the name."""
+    comparisons = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Compare) and word(node.left) in NAMED:
-            found |= {(word(node.left), name) for other in node.comparators for name in literals(other) - ABSENT}
+            comparisons |= {
+                (word(node.left), name) for comparator in node.comparators for name in literals(comparator) - ABSENT
+            }
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr == "get"
             and len(node.args) == 2
         ):
-            found |= {(name, "get with a default") for name in {word(node.args[0])} & NAMED}
-    return found
+            comparisons |= {(name, "get with a default") for name in {word(node.args[0])} & NAMED}
+    return comparisons
 
 
-def test_no_choice_is_compared_with_one_of_its_names() -> None:
-    """A comparison leaves the other names to one branch; tables and `match` have a row for each. Launches of other frameworks are
-    another matter: what has no word there does not come back when it is read, and is refused
+def test_no_choice_is_compared_with_a_name() -> None:
+    """With a comparison, one branch stands for all other names; tables and `match` have a row for each. Launches of other
+    frameworks are exempt: choices without an equivalent there are lost when they are read back, and are refused
     (`interop.launches.translate_launch.refusals`)."""
-    found = {
+    comparisons = {
         (path.relative_to(SOURCES).as_posix(), choice, name)
         for path in SOURCES.rglob("*.py")
         if not {SOURCES / "interop" / "launches", SOURCES / "interop" / "frameworks"} & set(path.parents)
         for choice, name in compared(path.read_text(encoding="utf-8"))
     }
-    assert {one for one in found if one[:2] not in SAID} == set()
+    assert {comparison for comparison in comparisons if comparison[:2] not in ALLOWED} == set()
 
 
-def test_the_reading_of_sources_sees_comparisons() -> None:
+def test_comparisons_in_sources_are_detected() -> None:
     assert compared('x = 1 if layout.schedule == "zb_h1" else 2') == {("schedule", "zb_h1")}
     assert compared('x = d["overlap"] in ("sum", "max")') == {("overlap", "sum"), ("overlap", "max")}
     assert compared('x = {"a": 1}.get(schedule, 1)') == {("schedule", "get with a default")}

@@ -1,4 +1,4 @@
-"""One reader for every file that Shardwise did not write, and nothing beside it."""
+"""Files that Shardwise did not write are read by a single reader only."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _calls(path: Path) -> Iterator[str]:
                 yield "open"
 
 
-def test_nothing_else_reads_or_parses_what_is_not_ours() -> None:
+def test_only_the_reader_reads_and_parses_foreign_files() -> None:
     calls = {
         (path.relative_to(SOURCE).as_posix(), call)
         for path in SOURCE.rglob("*.py")
@@ -206,19 +206,19 @@ def _number_parsers(source: str) -> list[int]:
         ("int(size)", False), ("int(len(text.split()))", False), ("parse_integer(text)", False),
     ],
 )  # fmt: skip
-def test_what_counts_as_parsing_a_number(expression: str, is_parsed: bool) -> None:
+def test_calls_that_parse_a_number_are_detected(expression: str, is_parsed: bool) -> None:
     assert _number_parsers(f"def read(text: str, size: float):\n    return {expression}") == [2] * is_parsed
 
 
-def test_numbers_of_texts_are_parsed_by_the_reader_alone() -> None:
-    """Its `parse_integer` and `parse_number` bound the digits: `int` takes time that grows with their square."""
+def test_only_the_reader_parses_numbers_of_texts() -> None:
+    """The reader's `parse_integer` and `parse_number` bound the digits: the time of `int` grows with their square."""
     lines = {
-        path.relative_to(SOURCE).as_posix(): found
+        path.relative_to(SOURCE).as_posix(): places
         for path in SOURCE.rglob("*.py")
         if path.relative_to(SOURCE).as_posix() not in READER
-        and (found := _number_parsers(path.read_text(encoding="utf-8")))
+        and (places := _number_parsers(path.read_text(encoding="utf-8")))
     }
-    unlisted = {name: found for name, found in lines.items() if name not in NUMBER_EXCEPTIONS}
+    unlisted = {name: places for name, places in lines.items() if name not in NUMBER_EXCEPTIONS}
     assert unlisted == {}, "use parse_integer and parse_number of shardwise.values.input_texts"
     assert sorted(NUMBER_EXCEPTIONS.keys() - lines.keys()) == [], "no longer needed"
 
@@ -233,7 +233,7 @@ def test_numbers_of_texts_have_bounded_digits(parse: Callable[[str], float]) -> 
         parse("x")
 
 
-def test_no_first_line_of_an_error_that_may_have_no_text() -> None:
+def test_sources_do_not_index_the_lines_of_an_errors_text() -> None:
     """`str(error).splitlines()[0]` fails on an error without text: `describe_error` does not."""
     for path in SOURCE.rglob("*.py"):
         assert "str(error).splitlines()[0]" not in path.read_text(encoding="utf-8"), path
@@ -248,16 +248,16 @@ READERS: tuple[Callable[[str | Path], object], ...] = (read_bytes, read_text, re
 @pytest.mark.parametrize("reader", READERS)
 def test_pipes_devices_and_folders_are_refused_at_once(reader: Callable[[str | Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, words in (
+    for path, message in (
         (tmp_path / "pipe", "it is a named pipe, and a regular file is required"),
         ("/dev/zero", "it is a device, and a regular file is required"),
         (tmp_path, "Is a directory"), (tmp_path / "none", "No such file"), ("a\0b", "embedded null byte"),
     ):  # fmt: skip
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             reader(path)
 
 
-def test_a_library_is_handed_regular_files_alone(tmp_path: Path) -> None:
+def test_libraries_get_regular_files_only(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     for name in ("pipe", "link"):
@@ -267,9 +267,7 @@ def test_a_library_is_handed_regular_files_alone(tmp_path: Path) -> None:
     require_regular(tmp_path / "file")
 
 
-def test_a_pipe_is_read_where_it_may_be_but_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_is_read_where_allowed_with_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.values.input_files.PIPE_WAIT_S", 0.2)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -294,12 +292,12 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
         list(read_lines(path, 5))
 
 
-def test_errors_say_what_a_caller_lets_them_say(tmp_path: Path) -> None:
+def test_errors_have_the_callers_prefix_requirement_and_type(tmp_path: Path) -> None:
     messages = FileMessages("model: ", "a config.json is required", DamagedFileError)
     path = tmp_path / "config.json"
-    for content, words in ((b"\xff", "is not text: byte 0xff at 0 is not UTF-8"), (b"{", "is not JSON: Expecting")):
+    for content, message in ((b"\xff", "is not text: byte 0xff at 0 is not UTF-8"), (b"{", "is not JSON: Expecting")):
         path.write_bytes(content)
-        with pytest.raises(DamagedFileError, match=rf"^model: {path} {words}.*; a config.json is required$"):
+        with pytest.raises(DamagedFileError, match=rf"^model: {path} {message}.*; a config.json is required$"):
             read_json(path, messages)
     path.write_text("[1]")
     with pytest.raises(DamagedFileError, match="holds a list; an object is required"):
@@ -328,7 +326,7 @@ def test_digits_are_bounded(parse: Callable[[str, str], object], text: str, digi
         parse(text % ("9" * digits), "file")
 
 
-def test_json_has_bounded_values_and_where_asked_finite_numbers_and_each_key_once() -> None:
+def test_json_values_are_bounded_and_optionally_finite_with_unique_keys() -> None:
     assert parse_json('{"a": "%s"}' % ("9" * 400), "file") == {"a": "9" * 400}
     with pytest.raises(InputError, match=r"5,000,001 values; at most 4,000,000"):
         parse_json("[" + "[]," * 2_500_000 + "1]", "file")
@@ -340,7 +338,7 @@ def test_json_has_bounded_values_and_where_asked_finite_numbers_and_each_key_onc
         parse_json('{"a": 1, "a": 2}', "file", unique_keys=True)
 
 
-def test_yaml_that_stands_for_billions_of_values_is_refused() -> None:
+def test_yaml_that_expands_to_billions_of_values_is_refused() -> None:
     lines = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
     with pytest.raises(InputError, match="more than 100,000 values"):
         parse_yaml("\n".join(lines), "file")
@@ -358,7 +356,7 @@ def test_a_number_must_be_finite_and_above_its_bound(value: object) -> None:
     assert parse_digits(str(value)) in (None, 0, 1)
 
 
-def test_numbers_that_are_right() -> None:
+def test_valid_numbers_are_read() -> None:
     assert (require_number(1e-5, "eps"), require_number(3, "rows", is_integer=True)) == (1e-5, 3)
     with pytest.raises(InputError, match="a whole number above 0"):
         require_number(3.5, "rows", is_integer=True)

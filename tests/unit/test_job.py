@@ -1,4 +1,4 @@
-"""Jobs and precision recipes refuse what cannot be, with the fix."""
+"""Jobs and precision recipes refuse impossible values, with the fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS, get_precision
 
 
-def test_a_batch_is_whole_sequences() -> None:
+def test_a_batch_has_whole_sequences() -> None:
     assert Job(global_batch_tokens=4096 * 3, seq_len=4096).num_seqs == 3
     with pytest.raises(InputError) as caught:
         Job(global_batch_tokens=10_000, seq_len=4096)
@@ -30,20 +30,20 @@ def test_a_batch_is_whole_sequences() -> None:
         (1_000_000, 16_000, "a batch of 1Mi and sequences of 16Ki"),
     ],
 )
-def test_decimal_sizes_that_do_not_come_out_say_the_binary_ones(batch: int, seq_len: int, meant: str) -> None:
+def test_indivisible_decimal_sizes_suggest_binary_ones(batch: int, seq_len: int, meant: str) -> None:
     with pytest.raises(InputError) as caught:
         Job(global_batch_tokens=batch, seq_len=seq_len)
     assert f" (did you mean {meant}?); the nearest batches" in str(caught.value)
 
 
 @pytest.mark.parametrize(("batch", "seq_len"), [(1_000_000, 3000), (4096 * 3 + 1, 4096), (10_000, 4096)])
-def test_where_the_binary_sizes_do_not_come_out_either_they_are_not_said(batch: int, seq_len: int) -> None:
+def test_indivisible_binary_sizes_are_not_suggested(batch: int, seq_len: int) -> None:
     with pytest.raises(InputError) as caught:
         Job(global_batch_tokens=batch, seq_len=seq_len)
     assert "did you mean" not in str(caught.value)
 
 
-def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
+def test_a_batch_shorter_than_a_sequence_suggests_valid_batches() -> None:
     with pytest.raises(InputError, match="the smallest is 4096 tokens"):
         Job(global_batch_tokens=100, seq_len=4096)
 
@@ -63,13 +63,13 @@ def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
         ({"overlap": "none"}, "job: overlap is 'none'; one of per_axis, sum, max is required"),
     ],
 )
-def test_what_is_no_job_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_impossible_jobs_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Job(**({"global_batch_tokens": 4096, "seq_len": 4096} | wrong))
     assert str(caught.value) == message.replace("PRECISIONS", ", ".join(PRECISIONS))
 
 
-def test_every_fault_is_named_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         Job(global_batch_tokens=-1, seq_len=True, precision="x", overlap="y")  # type: ignore[arg-type]
     assert len(caught.value.problems) == 4

@@ -1,4 +1,4 @@
-"""What an error says of a name that is not known."""
+"""Messages about unknown names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwise.values.precision import get_precision
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_a_model_without_its_separators_is_found_again(name: str) -> None:
+def test_a_model_name_without_separators_is_suggested(name: str) -> None:
     assert find_nearest_names(name.replace("-", "").upper(), model_names()) == [name]
 
 
@@ -54,7 +54,7 @@ def test_every_id_of_the_catalogue_is_read(name: str) -> None:
         assert name in (find_model_name(hub_id), "llama-3-405b")  # the paper's model is released as Llama 3.1 alone
 
 
-def test_a_verb_takes_an_id_as_it_takes_a_name() -> None:
+def test_a_verb_accepts_an_id_like_a_name() -> None:
     for verb, flags in (("kv-cache", ("--context", "8Ki")), ("memory", ("h100:8", "--layout", "fsdp=8"))):
         answers = {answer(verb, model, *flags, "--json") for model in ("Qwen/Qwen3-8B", "QWEN/qwen3-8b", "qwen3-8b")}
         assert len(answers) == 1
@@ -71,7 +71,7 @@ def test_a_verb_takes_an_id_as_it_takes_a_name() -> None:
         ("openai/gpt-oss-20", "gpt-oss-20b"),
     ],
 )
-def test_an_unknown_id_is_told_what_to_download(hub_id: str, name: str) -> None:
+def test_an_unknown_id_states_what_to_download(hub_id: str, name: str) -> None:
     with pytest.raises(InputError) as caught:
         load_model(hub_id)
     assert str(caught.value) == (
@@ -81,14 +81,14 @@ def test_an_unknown_id_is_told_what_to_download(hub_id: str, name: str) -> None:
     )
 
 
-def test_an_id_that_is_like_no_other() -> None:
+def test_an_id_without_similar_names_has_no_suggestion() -> None:
     with pytest.raises(
         InputError, match=r"^model: found 'nobody/knows'; the catalogue has no model .*: download its config"
     ):
         load_model("nobody/knows")
 
 
-def test_a_folder_goes_before_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_takes_precedence_over_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clone of the repository in the current folder is read, as `transformers` does."""
     folder = tmp_path / "Qwen" / "Qwen3-8B"
     folder.mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_a_folder_goes_before_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("found", "known", "names"),
+    ("text", "known", "names"),
     [
         ("a100", chip_names(), ["a100-40gb", "a100-80gb"]),
         ("H100-SXM", chip_names(), ["h100"]),
@@ -111,11 +111,11 @@ def test_a_folder_goes_before_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("a", [], []),
     ],
 )
-def test_the_nearest_names(found: object, known: list[object], names: list[str]) -> None:
-    assert find_nearest_names(found, known) == names
+def test_the_nearest_names(text: object, known: list[object], names: list[str]) -> None:
+    assert find_nearest_names(text, known) == names
 
 
-def test_a_text_that_is_no_name_is_near_to_none() -> None:
+def test_a_text_that_is_not_a_name_has_no_nearest_name() -> None:
     assert find_nearest_names("tp" * MAX_NAME_LENGTH, ["tp"]) == []
 
 
@@ -127,7 +127,7 @@ def test_a_long_part_of_a_name_is_near_to_it() -> None:
     assert find_nearest_names("bub", ["roofline", "pipeline-bubbles"]) == []
 
 
-def test_equals_are_listed_and_a_few_of_them_only() -> None:
+def test_equally_near_names_are_listed_up_to_a_few() -> None:
     assert did_you_mean("ab", ["ab1", "ab2", "ab3", "ab4"]) == " (did you mean 'ab1', 'ab2' or 'ab3'?)"
     assert describe_unknown("x", ["y"]) == "found 'x'; one of y is required"
 
@@ -153,14 +153,14 @@ SIZES = {"global_batch_tokens": 8, "seq_len": 8}
         (lambda: Choices().with_pins({}, {"ppp": 4}), "'pp'"),
     ],
 )
-def test_every_choice_by_name_says_which_is_nearest(make: object, hint: str) -> None:
+def test_every_choice_by_name_suggests_the_nearest(make: object, hint: str) -> None:
     with pytest.raises(InputError) as caught:
         make()  # type: ignore[operator]
     assert f"(did you mean {hint}?)" in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", verb_parsers())
-def test_every_flag_with_the_wrong_separator_is_found_again(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_with_the_wrong_separator_is_suggested(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     for flag in (flag for action in verb_parsers()[verb]._actions for flag in action.option_strings if "-" in flag[2:]):
         wrong = "--" + flag[2:].replace("-", "_")
         with pytest.raises(SystemExit) as caught:
@@ -170,7 +170,7 @@ def test_every_flag_with_the_wrong_separator_is_found_again(verb: str, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["plann"], "argument VERB: found 'plann' (did you mean 'plan'?); one of plan, "),
         (
@@ -182,19 +182,21 @@ def test_every_flag_with_the_wrong_separator_is_found_again(verb: str, capsys: p
         (["show", "chips", "--jsn=1", "--wat"], "unrecognized arguments: --jsn (did you mean '--json'?), --wat"),
     ],
 )
-def test_verbs_and_choices(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_verbs_and_choices_suggest_the_nearest(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        build_parser().parse_args(words)
+        build_parser().parse_args(arguments)
     assert caught.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_what_is_looked_for_under_other_names_is_done_by_verbs() -> None:
-    assert {said.split()[0] for said in OTHER_NAMES.values()} <= verb_parsers().keys()
+def test_synonyms_of_verbs_suggest_a_verb() -> None:
+    assert {suggestion.split()[0] for suggestion in OTHER_NAMES.values()} <= verb_parsers().keys()
     assert OTHER_NAMES.keys().isdisjoint(verb_parsers())
 
 
-def test_what_is_no_flag_is_not_taken_for_one() -> None:
+def test_values_and_words_after_a_double_dash_are_not_flags() -> None:
     """Values of flags and words behind `--` are as argparse has them; a unique beginning of a flag is that flag."""
     parser = build_parser()
     assert parser.parse_args(["show", "--", "models", "--wat"]).name == "--wat"

@@ -1,4 +1,4 @@
-"""What values show of themselves in notebooks: tables and a picture that stand by themselves, whatever a model is called."""
+"""Values in notebooks: self-contained tables and a picture, for any name of a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def reconciliation(plan: Plan) -> Reconciliation:
     """A run that took a tenth longer in every term."""
     time = plan.estimate.time
     terms = tuple(TimeTerm(name=name, predicted_s=value, measured_s=1.1 * value) for name, value in time.items())
-    held = tuple(MemoryTerm(name=name, predicted=plan.estimate.memory[name], measured=1e9) for name in MEMORY_TERMS)
+    memory_terms = tuple(
+        MemoryTerm(name=name, predicted=plan.estimate.memory[name], measured=1e9) for name in MEMORY_TERMS
+    )
     step = plan.estimate.step_time_s
     return Reconciliation(
         plan=plan, path=Path("run"), machine=HOSTILE, changes={}, attribution=None, remarks=(HOSTILE,), advice=(),
@@ -51,7 +53,7 @@ def reconciliation(plan: Plan) -> Reconciliation:
             terms=terms,
         ),
         memory=StepMemory(
-            terms=held, total=MemoryTerm(name="total", predicted=plan.estimate.memory_bytes, measured=1e10), runtime=0.0,
+            terms=memory_terms, total=MemoryTerm(name="total", predicted=plan.estimate.memory_bytes, measured=1e10), runtime=0.0,
             resident_bytes=None, allocated_bytes=None, reserved_bytes=None,
         ),
         collectives=CollectiveComparison(planned=0, found=0, planned_bytes={}, found_bytes={}, miscounted=()),
@@ -80,47 +82,47 @@ NAMES = ("plan", "estimate", "comparison", "explanation", "memory", "sweep", "sc
 def test_a_value_shows_tables_and_a_picture(values: Mapping[str, Displayable], name: str) -> None:
     html = values[name]._repr_html_()
     root = ElementTree.fromstring(html)
-    tags = [one.tag.rpartition("}")[2] for one in root.iter()]
+    tags = [element.tag.rpartition("}")[2] for element in root.iter()]
     assert {"table", "svg", "title"} <= set(tags)
     assert "script" not in tags
     assert "b" not in tags, "a name is text, never an element"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_stands_by_itself(values: Mapping[str, Displayable], name: str) -> None:
-    """Nothing is loaded: no address but the names of the languages that it is written in."""
+def test_html_is_self_contained(values: Mapping[str, Displayable], name: str) -> None:
+    """Nothing is loaded: the only addresses are XML namespaces."""
     html = values[name]._repr_html_()
     assert not re.search(r"\b(src|href|onload)=|url\(|@import", html)
     assert set(re.findall(r"https?://[^\"\s]+", html)) == {"http://www.w3.org/2000/svg"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_picture_is_legible_and_a_figure(values: Mapping[str, Displayable], name: str) -> None:
+def test_pictures_are_legible_and_have_a_figure(values: Mapping[str, Displayable], name: str) -> None:
     check_texts(values[name].drawing())
     assert isinstance(values[name].figure(), Figure)
 
 
-def test_hostile_names_are_shown_as_they_are(values: Mapping[str, Displayable]) -> None:
+def test_hostile_names_are_shown_unchanged(values: Mapping[str, Displayable]) -> None:
     for name in ("plan", "explanation", "sweep", "simulation", "reconciliation"):
-        said = "".join(ElementTree.fromstring(values[name]._repr_html_()).itertext())
-        assert HOSTILE in said, name
+        text = "".join(ElementTree.fromstring(values[name]._repr_html_()).itertext())
+        assert HOSTILE in text, name
 
 
 def test_tables_have_the_numbers(values: Mapping[str, Displayable], plan: sw.Plan) -> None:
-    said = " ".join(ElementTree.fromstring(plan._repr_html_()).itertext())
-    assert str(plan.layout) in said
-    assert f"{plan.estimate.mfu:.1%}" in said
-    for other in plan.alternatives:
-        assert other.reason in said
+    text = " ".join(ElementTree.fromstring(plan._repr_html_()).itertext())
+    assert str(plan.layout) in text
+    assert f"{plan.estimate.mfu:.1%}" in text
+    for alternative in plan.alternatives:
+        assert alternative.reason in text
     swept = values["sweep"]
     assert isinstance(swept, sw.Swept)
-    said = " ".join(ElementTree.fromstring(swept._repr_html_()).itertext())
+    text = " ".join(ElementTree.fromstring(swept._repr_html_()).itertext())
     for point in swept.points:
         assert point.plan is not None
-        assert str(point.plan.layout) in said
+        assert str(point.plan.layout) in text
 
 
-def test_a_picture_that_is_too_large_says_so() -> None:
+def test_a_picture_that_is_too_large_is_replaced_by_a_note() -> None:
     """Beside the table, which is shown all the same."""
     line = play_actions(build_actions("1f1b", 64, 512))
     root = ElementTree.fromstring(line._repr_html_())
@@ -130,12 +132,12 @@ def test_a_picture_that_is_too_large_says_so() -> None:
         line.drawing()
 
 
-def test_a_run_as_text_and_in_a_notebook(values: Mapping[str, Displayable]) -> None:
-    found = values["reconciliation"]
-    assert isinstance(found, Reconciliation)
-    first = render_text(reconcile_report(found)).splitlines()[0]
+def test_a_reconciliation_is_shown_as_text_and_in_a_notebook(values: Mapping[str, Displayable]) -> None:
+    reconciliation = values["reconciliation"]
+    assert isinstance(reconciliation, Reconciliation)
+    first = render_text(reconcile_report(reconciliation)).splitlines()[0]
     assert first.startswith(f"{HOSTILE}, 8 devices")
-    assert [chart.title for chart in display_of(found).charts()] == [
+    assert [chart.title for chart in display_of(reconciliation).charts()] == [
         "Time of a step: predicted and measured", "Memory of a device: predicted and measured",
     ]  # fmt: skip
 
@@ -143,7 +145,7 @@ def test_a_run_as_text_and_in_a_notebook(values: Mapping[str, Displayable]) -> N
 def test_empty_facts_are_left_out() -> None:
     table = NotebookTable.of({"a": "1", "b": ""})
     assert table.rows == (("a", "1"),)
-    shown = NotebookDisplay(title="t < u", tables=(table,), charts=lambda: (bar_chart("", "", {"": {"a": 1.0}}),))
-    root = ElementTree.fromstring(shown.html())
+    display = NotebookDisplay(title="t < u", tables=(table,), charts=lambda: (bar_chart("", "", {"": {"a": 1.0}}),))
+    root = ElementTree.fromstring(display.html())
     assert root.findtext("p/strong") == "t < u"
     assert [cell.text for cell in root.iter("td")] == ["1"]

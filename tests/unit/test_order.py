@@ -1,4 +1,4 @@
-"""The order of test files, the files of `make quick`, and what one worker takes at once."""
+"""The order of test files, the files of `make quick`, and the pieces of a worker."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ COSTS = {
 KILLS = {"kills.py": 5, "kills_cheaply.py": 2}
 
 
-def test_files_that_wait_come_first_then_those_that_find_most_per_second() -> None:
+def test_waiting_files_come_first_then_those_with_most_kills_per_second() -> None:
     files = ["cheap.py", "costly.py", "kills.py", "kills_cheaply.py", "waits.py"]
     assert order_files(files, COSTS, KILLS) == ["waits.py", "kills_cheaply.py", "kills.py", "costly.py", "cheap.py"]
 
 
-def test_a_file_that_was_never_measured_counts_as_cheap() -> None:
+def test_an_unmeasured_file_counts_as_cheap() -> None:
     assert order_files(["cheap.py", "new.py", "costly.py"], COSTS, KILLS) == ["costly.py", "cheap.py", "new.py"]
 
 
@@ -49,7 +49,7 @@ def test_a_file_that_was_never_measured_counts_as_cheap() -> None:
         (["."], []),
     ],
 )
-def test_files_that_are_named_keep_their_order(
+def test_named_files_keep_their_order(
     arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(TESTS)
@@ -69,14 +69,14 @@ def test_quick_files_kill_a_share_of_the_mutants(share: float, expected: list[st
     assert quick_files(share, COSTS, KILLS) == expected
 
 
-def test_the_recorded_files_of_quick_exist_and_kill_nine_of_ten() -> None:
+def test_recorded_quick_files_exist_and_kill_nine_tenths_of_the_mutants() -> None:
     files, kills = quick_files(), read_kills()
     assert [file for file in files if not (TESTS / file).exists()] == []
     assert sum(kills[file] for file in files) >= 0.9 * sum(kills.values()) > 0
     assert set(files) <= set(read_costs())
 
 
-def test_a_file_that_takes_long_is_cut_into_consecutive_cases() -> None:
+def test_a_long_file_is_cut_into_consecutive_cases() -> None:
     costs = {"long.py": Cost(2.5 * PIECE_S, 1.0), "short.py": Cost(1.0, 1.0)}
     nodeids = [f"tests/{file}::test_it[{number}]" for file in ("long.py", "short.py") for number in range(6)]
     pieces = cut_into_pieces(nodeids, costs)
@@ -84,7 +84,7 @@ def test_a_file_that_takes_long_is_cut_into_consecutive_cases() -> None:
     assert {pieces[nodeid] for nodeid in nodeids[6:]} == {"tests/short.py 0"}
 
 
-def test_one_worker_at_a_time_has_a_piece_that_waits(
+def test_a_single_worker_at_a_time_has_a_waiting_piece(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order, "read_costs", lambda: COSTS)
@@ -116,7 +116,7 @@ def test_one_worker_at_a_time_has_a_piece_that_waits(
     assert not second & set(waiting)
 
 
-def test_files_that_predict_the_published_runs_are_one_piece() -> None:
+def test_files_that_predict_the_published_runs_are_a_single_piece() -> None:
     assert [file for file in TOGETHER if not (TESTS / file).exists()] == []
     assert len(set(cut_into_pieces([f"tests/{file}::test_it" for file in TOGETHER], {}).values())) == 1
 

@@ -1,4 +1,4 @@
-"""Payloads: what is printed of a dataclass, and a JSON schema of the same shape."""
+"""Payloads: the printed fields of a dataclass, and a JSON schema of the same shape."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_keys_are_those_of_fields_and_printed_properties() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"notes": ("late",), "error": 0.0}, {"rings": None, "rates": {}}])
-def test_the_schema_has_the_shape_of_what_is_printed(changes: dict[str, Any]) -> None:
+def test_the_schema_has_the_shape_of_the_payload(changes: dict[str, Any]) -> None:
     schema = json_schema(TransferRecord)
     payload = json.loads(json.dumps(to_json(record(**changes))))
     jsonschema.Draft202012Validator(closed(schema)).validate(payload)
@@ -92,8 +92,8 @@ def test_the_schema_has_the_shape_of_what_is_printed(changes: dict[str, Any]) ->
     assert set(schema["properties"]) - set(schema["required"]) == {"notes", "error"}
     assert schema["properties"]["error"]["type"] == "number"
     for key in schema["required"]:
-        rest = {name: value for name, value in payload.items() if name != key}
-        assert not jsonschema.Draft202012Validator(schema).is_valid(rest)
+        incomplete = {name: value for name, value in payload.items() if name != key}
+        assert not jsonschema.Draft202012Validator(schema).is_valid(incomplete)
     assert schema["title"] == "example.transfer/1"
     assert schema["description"] == "A transfer.\n\nA value that is no payload.\n\nA payload within another."
     assert schema["$defs"].keys() == {"Rate", "Ring"}

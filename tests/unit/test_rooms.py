@@ -1,4 +1,4 @@
-"""Public names of rooms: each is there, and none hides a file of its room."""
+"""Public names of rooms exist, and none hides a file of its room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_most_rooms_export_names() -> None:
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_public_names_are_there_and_hide_no_file(name: str) -> None:
+def test_public_names_exist_and_hide_no_file(name: str) -> None:
     room = import_module(f"shardwise.{name}")
     assert [public for public in room.__all__ if not hasattr(room, public)] == []
     assert set(room.__all__).isdisjoint(module.name for module in iter_modules([str(PACKAGE / name)]))

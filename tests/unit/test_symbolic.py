@@ -1,4 +1,4 @@
-"""Expressions give the same for numbers and for arrays of them."""
+"""Expressions have equal values for numbers and for arrays."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ rows = st.lists(st.tuples(*(st.integers(1, 40) for _ in range(4))), min_size=1, 
 
 
 @given(polynomials, rows)
-def test_arrays_give_the_numbers_of_each_row(polynomial: Polynomial, table: list[tuple[int, ...]]) -> None:
+def test_values_of_arrays_equal_those_of_numbers(polynomial: Polynomial, table: list[tuple[int, ...]]) -> None:
     columns = np.array(table, dtype=np.int64).T
-    together = polynomial.evaluate(SymbolValues(dict(zip("DFXY", columns, strict=True))))
+    batched = polynomial.evaluate(SymbolValues(dict(zip("DFXY", columns, strict=True))))
     for index, row in enumerate(table):
-        alone = polynomial.evaluate(SymbolValues(dict(zip("DFXY", row, strict=True))))
-        assert np.broadcast_to(together, len(table))[index] == pytest.approx(alone, rel=1e-13, abs=1e-300)
+        single = polynomial.evaluate(SymbolValues(dict(zip("DFXY", row, strict=True))))
+        assert np.broadcast_to(batched, len(table))[index] == pytest.approx(single, rel=1e-13, abs=1e-300)
 
 
 @given(polynomials, polynomials, st.tuples(*(st.integers(1, 40) for _ in range(4))))

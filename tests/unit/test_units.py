@@ -1,4 +1,4 @@
-"""Quantities as people write and read them."""
+"""Parsing and printing of quantities."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from shardwise.values.units import (
         (2.5, 2.5),
     ],
 )
-def test_parse(text: str | float, value: float) -> None:
+def test_quantities_are_parsed(text: str | float, value: float) -> None:
     assert parse_quantity(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "5 X", "1 2", "4MiX", "nan", "1e", "--3", True, None])
-def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
+def test_invalid_quantities_are_refused_by_name(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_quantity(text, label="batch")
     assert str(caught.value) == (
@@ -82,17 +82,17 @@ def test_another_unit_is_refused(text: str, unit: str, required: str) -> None:
         ("--set chip.vmem_bytes", "B"), ("num_layers", ""), ("bytes_per_element", ""), ("power_w", ""),
     ],
 )  # fmt: skip
-def test_names_say_their_units(name: str, unit: str) -> None:
+def test_names_have_units(name: str, unit: str) -> None:
     assert unit_from_name(name) == unit
 
 
 @pytest.mark.parametrize("text", ["1e999", math.inf, math.nan])
-def test_what_is_not_finite_is_refused(text: str | float) -> None:
+def test_values_that_are_not_finite_are_refused(text: str | float) -> None:
     with pytest.raises(InputError, match="a finite number is required"):
         parse_quantity(text)
 
 
-def test_parse_count_wants_whole_positive_numbers() -> None:
+def test_parse_count_requires_whole_positive_numbers() -> None:
     assert parse_count("4Mi", label="batch") == 4194304
     assert isinstance(parse_count("1.5k", label="batch"), int)
     for text in ("0", "-1", "1.5", "0.1k x"):
@@ -102,7 +102,7 @@ def test_parse_count_wants_whole_positive_numbers() -> None:
 
 @given(st.floats(0.1, 9.99e16), st.sampled_from(["B", "B/s", "FLOP/s"]))
 def test_format_and_parse_round_trip(value: float, unit: str) -> None:
-    """Three digits are kept, whatever the prefix. (A bare "B" is a billion, as in 70B, so bytes need a prefix.)"""
+    """Three digits are kept with any prefix. (A bare "B" is a billion, as in 70B, so bytes need a prefix.)"""
     value = value * 1e4 if unit == "B" else value
     assert parse_quantity(format_quantity(value, unit)) == pytest.approx(value, rel=0.00501)
     assert parse_quantity(format_quantity(value, unit, digits=12)) == pytest.approx(value, rel=1e-11)
@@ -120,7 +120,7 @@ def test_format_and_parse_round_trip(value: float, unit: str) -> None:
         (math.inf, "inf B"),
     ],
 )
-def test_format_bytes(value: float, text: str) -> None:
+def test_bytes_are_printed_with_a_prefix(value: float, text: str) -> None:
     assert format_bytes(value) == text
 
 
@@ -135,11 +135,11 @@ def test_format_bytes(value: float, text: str) -> None:
         (172800, "2.0 days"),
     ],
 )
-def test_format_seconds(value: float, text: str) -> None:
+def test_seconds_are_printed_with_a_unit(value: float, text: str) -> None:
     assert format_seconds(value) == text
 
 
-def test_widths_of_number_formats() -> None:
+def test_number_formats_have_widths() -> None:
     assert {name: bytes_per_element(name) for name in ("fp32", "bf16", "fp8", "fp4")} == {
         "fp32": 4,
         "bf16": 2,
@@ -155,12 +155,12 @@ def test_widths_of_number_formats() -> None:
     ("text", "seconds"),
     [("30d", 2_592_000), ("12h", 43_200), ("2w", 1_209_600), ("90min", 5400), ("45 s", 45), (" 1.5 d ", 129_600)],
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text, label="--deadline") == seconds
 
 
 @pytest.mark.parametrize("text", ["30", "", "d", "0d", "-1d", "1e999d", "3 months", "nan d", "5m"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--deadline: found .* 30d or 12h"):
         parse_duration(text, label="--deadline")
 
@@ -168,20 +168,20 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "usd"), [("2M", 2e6), ("500k", 5e5), ("$1.5M", 1.5e6), ("2M USD", 2e6), ("1B", 1e9), ("20000", 2e4)]
 )
-def test_dollars(text: str, usd: float) -> None:
+def test_dollars_are_parsed(text: str, usd: float) -> None:
     assert parse_usd(text, label="--budget") == usd
 
 
 @pytest.mark.parametrize("text", ["", "$", "0", "-2M", "2 EUR", "inf", "1e400"])
-def test_what_are_no_dollars_is_refused(text: str) -> None:
+def test_invalid_dollars_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--budget: found .* 2M or 500k"):
         parse_usd(text, label="--budget")
 
 
-def test_dollars_and_energy_are_shown() -> None:
+def test_dollars_and_energy_are_printed() -> None:
     assert [format_usd(value) for value in (930.0, 5.11e6, 1.2e9)] == ["$930", "$5.11M", "$1.2B"]
     assert format_energy(2789.0) == "2.79 GWh"
 
 
-def test_a_small_part_of_a_whole_is_not_none_of_it() -> None:
+def test_a_small_share_is_not_printed_as_zero() -> None:
     assert [format_percent(part) for part in (0.42, 1.234, 0.000123, 0.0)] == ["42%", "123%", "0.0123%", "0%"]

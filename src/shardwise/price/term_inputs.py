@@ -77,7 +77,7 @@ class InputRecorder:
         }
         values = {name: self.wrap(getattr(record, name), field) for name, field in recorded_fields.items()}
 
-        # A subclass made here intercepts every attribute, so methods of the record read the notes as well. `given` cached
+        # A subclass made here intercepts every attribute, so methods of the record read the notes as well. Cached
         # properties are returned as they are, without running: their own inputs are not noted.
         def read_attribute(copied: Any, name: str) -> Any:
             if name in recorded_fields:

@@ -19,25 +19,25 @@ GRADIENTS = RANDOM.standard_normal(SIZE) + RANDOM.standard_normal((EXAMPLES, SIZ
 )
 
 
-def test_of_all_examples_it_is_the_formula() -> None:
-    found = estimate_hessian_noise(GRADIENTS, lambda v: HESSIAN @ v, is_population=True)
+def test_the_noise_of_all_examples_equals_the_formula() -> None:
+    estimate = estimate_hessian_noise(GRADIENTS, lambda v: HESSIAN @ v, is_population=True)
     exact = quadratic_step(GRADIENTS.mean(axis=0), HESSIAN, np.cov(GRADIENTS.T, bias=True))
-    assert found.noise_scale == pytest.approx(exact.noise_scale, rel=1e-10)
+    assert estimate.noise_scale == pytest.approx(exact.noise_scale, rel=1e-10)
 
 
-def test_of_a_sample_both_parts_are_unbiased() -> None:
+def test_trace_and_curvature_of_a_sample_are_unbiased() -> None:
     exact = estimate_hessian_noise(GRADIENTS, lambda v: HESSIAN @ v, is_population=True)
-    found = [
+    estimates = [
         estimate_hessian_noise(GRADIENTS[RANDOM.integers(EXAMPLES, size=8)], lambda v: HESSIAN @ v) for _ in range(4000)
     ]
     for values, truth in (
-        ([one.trace for one in found], exact.trace),
-        ([one.curvature for one in found], exact.curvature),
+        ([estimate.trace for estimate in estimates], exact.trace),
+        ([estimate.curvature for estimate in estimates], exact.curvature),
     ):
         assert abs(np.mean(values) - truth) < 3.5 * np.std(values) / np.sqrt(len(values))
 
 
-def test_of_a_network_it_is_the_formula() -> None:
+def test_the_noise_of_a_network_equals_the_formula() -> None:
     """Gradients of single examples and products with the Hessian by autograd, against the whole Hessian."""
     random = torch.Generator().manual_seed(0)
     point = torch.randn(3 * 5 + 5 * 2, generator=random, dtype=torch.float64)
@@ -54,14 +54,14 @@ def test_of_a_network_it_is_the_formula() -> None:
         return torch.autograd.grad(gradient @ torch.from_numpy(v), flat)[0].numpy()
 
     gradients = torch.autograd.functional.jacobian(losses, point).numpy()
-    found = estimate_hessian_noise(gradients, product, is_population=True)
-    whole = torch.autograd.functional.hessian(lambda flat: losses(flat).mean(), point).numpy()
+    estimate = estimate_hessian_noise(gradients, product, is_population=True)
+    hessian = torch.autograd.functional.hessian(lambda flat: losses(flat).mean(), point).numpy()
     centred = gradients - gradients.mean(axis=0)
     mean = gradients.mean(axis=0)
-    assert found.trace == pytest.approx(np.trace(whole @ centred.T @ centred) / len(gradients), rel=1e-10)
-    assert found.curvature == pytest.approx(mean @ whole @ mean, rel=1e-10)
+    assert estimate.trace == pytest.approx(np.trace(hessian @ centred.T @ centred) / len(gradients), rel=1e-10)
+    assert estimate.curvature == pytest.approx(mean @ hessian @ mean, rel=1e-10)
 
 
-def test_one_example_is_refused() -> None:
+def test_a_single_example_is_refused() -> None:
     with pytest.raises(InputError, match="two examples"):
         estimate_hessian_noise(np.ones((1, 3)), lambda v: v)

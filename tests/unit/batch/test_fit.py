@@ -1,4 +1,4 @@
-"""The fit of S_min and E_min: the truth comes back out of runs that were made from it."""
+"""The fit of S_min and E_min recovers the constants from which synthetic runs were generated."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ BATCHES = [4096 * 2**i for i in range(7)]
 def runs(scatter: float, seed: int, seeds: int = 3) -> list[BatchRun]:
     random = np.random.default_rng(seed)
     return [
-        BatchRun(batch_tokens=batch, seed=one, steps=LAW.steps(batch) * math.exp(scatter * random.normal()))
+        BatchRun(batch_tokens=batch, seed=index, steps=LAW.steps(batch) * math.exp(scatter * random.normal()))
         for batch in BATCHES
-        for one in range(seeds)
+        for index in range(seeds)
     ]
 
 
-def test_points_without_scatter_give_the_law_back() -> None:
-    found = fit_tradeoff(runs(0.0, 0), num_bootstrap=5)
-    assert (found.tradeoff.min_steps, found.tradeoff.noise_tokens) == pytest.approx((500, 3e4), rel=1e-6)
-    assert found.rms_residual < 1e-6
-    assert found.within
+def test_the_fit_recovers_the_law_from_points_without_scatter() -> None:
+    fit = fit_tradeoff(runs(0.0, 0), num_bootstrap=5)
+    assert (fit.tradeoff.min_steps, fit.tradeoff.noise_tokens) == pytest.approx((500, 3e4), rel=1e-6)
+    assert fit.rms_residual < 1e-6
+    assert fit.within
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    """Of 30 sweeps, at a scatter of 5%: 27 are expected, and fewer than 21 would happen once in a thousand times at 90%."""
-    found = [fit_tradeoff(runs(0.05, seed), num_bootstrap=100) for seed in range(30)]
+def test_intervals_cover_the_true_values_at_their_nominal_rate() -> None:
+    """30 sweeps at a scatter of 5%: 27 are expected to cover; fewer than 21 would occur once in a thousand times at 90%."""
+    fits = [fit_tradeoff(runs(0.05, seed), num_bootstrap=100) for seed in range(30)]
     for name, truth in (("critical_batch", 3e4), ("min_steps", 500.0), ("min_tokens", 1.5e7)):
-        held = [low <= truth <= high for low, high in (getattr(one, f"{name}_interval90") for one in found)]
-        assert sum(held) >= 21, name
+        is_covered = [low <= truth <= high for low, high in (getattr(fit, f"{name}_interval90") for fit in fits)]
+        assert sum(is_covered) >= 21, name
 
 
-def test_a_seed_that_went_wrong_moves_little() -> None:
+def test_an_outlier_seed_barely_moves_the_fit() -> None:
     good = runs(0.02, 1)
     wrong = [*good[:-1], BatchRun(batch_tokens=BATCHES[-1], seed=2, steps=3 * LAW.steps(BATCHES[-1]))]
-    found = fit_tradeoff(wrong, num_bootstrap=5)
-    assert found.tradeoff.min_steps == pytest.approx(fit_tradeoff(good, num_bootstrap=5).tradeoff.min_steps, rel=0.05)
+    fit = fit_tradeoff(wrong, num_bootstrap=5)
+    assert fit.tradeoff.min_steps == pytest.approx(fit_tradeoff(good, num_bootstrap=5).tradeoff.min_steps, rel=0.05)
     plain = np.polyfit([1 / run.batch_tokens for run in wrong], [run.steps or 0 for run in wrong], 1)[1]
-    assert abs(found.tradeoff.min_steps - 500) < abs(plain - 500) / 3
+    assert abs(fit.tradeoff.min_steps - 500) < abs(plain - 500) / 3
 
 
-def test_of_the_learning_rates_of_a_batch_the_best_counts() -> None:
+def test_the_best_learning_rate_of_each_batch_counts() -> None:
     tuned = [BatchRun(batch_tokens=batch, steps=LAW.steps(batch), learning_rate=1e-3) for batch in BATCHES]
     slow = [BatchRun(batch_tokens=batch, steps=2 * LAW.steps(batch), learning_rate=1e-4) for batch in BATCHES]
     lost = [BatchRun(batch_tokens=batch, steps=None, learning_rate=1e-1, failed="diverged") for batch in BATCHES]
@@ -58,13 +58,13 @@ def test_of_the_learning_rates_of_a_batch_the_best_counts() -> None:
     assert fit_tradeoff([*slow, *lost, *tuned], num_bootstrap=5).tradeoff.min_steps == pytest.approx(500)
 
 
-def test_a_critical_batch_beyond_the_runs_is_said() -> None:
-    found = fit_tradeoff([run for run in runs(0.0, 0) if run.batch_tokens < 3e4], num_bootstrap=5)
-    assert not found.within
-    assert found.tradeoff.critical_batch_tokens == pytest.approx(3e4, rel=1e-3)
+def test_a_critical_batch_beyond_the_runs_is_reported() -> None:
+    fit = fit_tradeoff([run for run in runs(0.0, 0) if run.batch_tokens < 3e4], num_bootstrap=5)
+    assert not fit.within
+    assert fit.tradeoff.critical_batch_tokens == pytest.approx(3e4, rel=1e-3)
 
 
-def test_a_folder_and_a_table_are_read_alike(tmp_path: Path) -> None:
+def test_a_folder_and_a_table_give_the_same_runs(tmp_path: Path) -> None:
     lines = [{"batch_tokens": 8, "learning_rate": 1e-3, "seed": 1, "steps": 20, "tokens": 160, "loss": 4.1, "target_loss": 4.2,
               "failed": None},
              {"batch_tokens": 16, "learning_rate": 1e-3, "seed": 1, "steps": None, "tokens": None, "loss": 9.0,
@@ -107,11 +107,11 @@ def test_every_wrong_line_is_named(tmp_path: Path, name: str, text: str, problem
         ([BatchRun(batch_tokens=b, steps=64 / b, target_loss=b) for b in (8, 16, 32)], "one loss is required"),
     ],
 )
-def test_runs_that_have_no_fit(wrong: list[BatchRun], problem: str) -> None:
+def test_runs_without_a_fit_are_refused(wrong: list[BatchRun], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         fit_tradeoff(wrong)
 
 
-def test_a_folder_that_is_not_there() -> None:
+def test_a_missing_folder_is_refused() -> None:
     with pytest.raises(InputError, match=r"the folder of a sweep with a runs\.jsonl"):
         read_batch_runs("nowhere")

@@ -17,16 +17,16 @@ SIZES = st.floats(1e2, 1e7)
 PARTS = st.lists(st.tuples(st.floats(1.0, 1e4), SIZES), min_size=2, max_size=6)
 
 
-def of(parts: list[tuple[float, float]]) -> NoiseProfile:
+def profile(parts: list[tuple[float, float]]) -> NoiseProfile:
     return NoiseProfile(min_steps=tuple(s for s, _ in parts), noise_tokens=tuple(n for _, n in parts))
 
 
-def test_with_lambda_at_the_noise_scale_it_is_the_knee() -> None:
+def test_lambda_equal_to_the_noise_scale_gives_the_critical_batch() -> None:
     """The note, E.3, last sentence before its estimation: B = sqrt(lambda·B_noise) = B_noise."""
     assert dynamic_batch_tokens(2e6, exchange_tokens=2e6) == 2e6
-    found = NoiseProfile(min_steps=(50_000.0,), noise_tokens=(2e6,)).follow_noise(2e6)
+    schedule = NoiseProfile(min_steps=(50_000.0,), noise_tokens=(2e6,)).follow_noise(2e6)
     knee = BatchTradeoff(min_steps=50_000, noise_tokens=2e6)
-    assert (found.steps, found.tokens) == pytest.approx((2 * knee.min_steps, 2 * knee.min_tokens))
+    assert (schedule.steps, schedule.tokens) == pytest.approx((2 * knee.min_steps, 2 * knee.min_tokens))
 
 
 def test_the_two_schedules_of_a_noise_scale_that_grows() -> None:
@@ -50,21 +50,21 @@ def test_the_two_schedules_of_a_noise_scale_that_grows() -> None:
 def test_no_other_batches_reach_the_loss_in_as_many_steps_with_fewer_tokens(
     parts: list[tuple[float, float]], times: float, changes: list[float]
 ) -> None:
-    """Any other batches, scaled together until they take the budget, take at least as many tokens."""
-    run = of(parts)
+    """Other batches, scaled to the same number of steps, take at least as many tokens."""
+    run = profile(parts)
     budget = times * run.total_min_steps
     best = run.schedule_for_steps(budget)
-    others = [batch * change for batch, change in zip(best.batch_tokens, changes, strict=False)]
-    scale = (run.schedule(others).steps - run.total_min_steps) / (budget - run.total_min_steps)
-    other = run.schedule([batch * scale for batch in others])
+    changed_batches = [batch * change for batch, change in zip(best.batch_tokens, changes, strict=False)]
+    scale = (run.schedule(changed_batches).steps - run.total_min_steps) / (budget - run.total_min_steps)
+    changed = run.schedule([batch * scale for batch in changed_batches])
     assert best.steps == pytest.approx(budget)
-    assert other.steps == pytest.approx(budget)
-    assert other.tokens >= best.tokens * (1 - 1e-9)
+    assert changed.steps == pytest.approx(budget)
+    assert changed.tokens >= best.tokens * (1 - 1e-9)
 
 
 @given(PARTS, st.floats(1.05, 20.0))
-def test_what_is_saved_is_of_the_tokens_beyond_the_fewest(parts: list[tuple[float, float]], times: float) -> None:
-    run = of(parts)
+def test_savings_are_a_share_of_the_tokens_beyond_the_minimum(parts: list[tuple[float, float]], times: float) -> None:
+    run = profile(parts)
     budget = times * run.total_min_steps
     constant, best = run.constant_for_steps(budget), run.schedule_for_steps(budget)
     assert constant.steps == pytest.approx(budget)

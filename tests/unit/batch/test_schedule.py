@@ -1,4 +1,4 @@
-"""Schedules of the global batch: what people write, and the batch of every step, against a loop over samples."""
+"""Schedules of the global batch: their text forms, and the batch of every step, against a loop over samples."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from shardwise.batch_size.batch_schedule import (
 from shardwise.values.errors import InputError
 
 SEQ = 4
-PHASES = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 9)), max_size=5, unique_by=lambda one: one[0]).map(
+PHASES = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 9)), max_size=5, unique_by=lambda phase: phase[0]).map(
     lambda later: [(0, 3 * SEQ), *((start, seqs * SEQ) for start, seqs in sorted(later))]
 )
 
 
 def batches(phases: list[tuple[int, int]], num_steps: int) -> list[int]:
     """Tokens of each step's batch, step by step: that of the last phase whose tokens have been seen."""
-    found, seen = [], 0
+    tokens_per_step, seen_tokens = [], 0
     for _ in range(num_steps):
-        found.append(next(batch for start, batch in reversed(phases) if start <= seen))
-        seen += found[-1]
-    return found
+        tokens_per_step.append(next(batch for start, batch in reversed(phases) if start <= seen_tokens))
+        seen_tokens += tokens_per_step[-1]
+    return tokens_per_step
 
 
 @given(phases=PHASES)
@@ -41,33 +41,35 @@ def test_each_step_has_the_batch_of_the_tokens_before_it(phases: list[tuple[int,
 
 
 @given(phases=PHASES, step=st.integers(0, 60))
-def test_a_run_that_goes_on_has_the_batches_of_one_that_did_not_stop(phases: list[tuple[int, int]], step: int) -> None:
-    whole = ramp_from_phases(phases, SEQ)
-    again = ramp_from_phases(phases, SEQ, whole.until(step), step)
-    assert [again.sequences(one) for one in range(200)] == [whole.sequences(one) for one in range(200)]
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_run(phases: list[tuple[int, int]], step: int) -> None:
+    uninterrupted = ramp_from_phases(phases, SEQ)
+    resumed = ramp_from_phases(phases, SEQ, uninterrupted.until(step), step)
+    assert [resumed.sequences(index) for index in range(200)] == [
+        uninterrupted.sequences(index) for index in range(200)
+    ]
 
 
-@given(phases=PHASES, other=PHASES, step=st.integers(1, 60))
+@given(phases=PHASES, new_phases=PHASES, step=st.integers(1, 60))
 def test_another_schedule_takes_over_at_the_next_sample(
-    phases: list[tuple[int, int]], other: list[tuple[int, int]], step: int
+    phases: list[tuple[int, int]], new_phases: list[tuple[int, int]], step: int
 ) -> None:
     before = ramp_from_phases(phases, SEQ)
-    after = ramp_from_phases(other, SEQ, before.until(step), step)
+    after = ramp_from_phases(new_phases, SEQ, before.until(step), step)
     assert after.first_sample(step) == before.first_sample(step)
-    seen = before.first_sample(step) * SEQ
-    assert after.sequences(step) * SEQ == next(batch for start, batch in reversed(other) if start <= seen)
+    seen_tokens = before.first_sample(step) * SEQ
+    assert after.sequences(step) * SEQ == next(batch for start, batch in reversed(new_phases) if start <= seen_tokens)
 
 
 @given(phases=PHASES, tokens=st.integers(1, 3000))
-def test_the_steps_of_a_run_take_all_of_its_tokens(phases: list[tuple[int, int]], tokens: int) -> None:
-    found = steps_per_phase(phases, tokens, SEQ)
-    assert sum(batch * count for batch, count in found) == pytest.approx(tokens)
-    each = [batch for batch, count in found for _ in range(math.ceil(count))]
-    assert each == batches(phases, len(each))
+def test_the_steps_of_a_run_use_all_tokens(phases: list[tuple[int, int]], tokens: int) -> None:
+    phase_steps = steps_per_phase(phases, tokens, SEQ)
+    assert sum(batch * count for batch, count in phase_steps) == pytest.approx(tokens)
+    tokens_per_step = [batch for batch, count in phase_steps for _ in range(math.ceil(count))]
+    assert tokens_per_step == batches(phases, len(tokens_per_step))
 
 
 def megatron_batch(start: int, increment: int, samples: int, last: int, consumed: int) -> int:
-    """As Megatron-Core's RampupBatchsizeNumMicroBatchesCalculator works it out (update), in sequences."""
+    """The batch by Megatron-Core's RampupBatchsizeNumMicroBatchesCalculator (update), in sequences."""
     if samples == 0 or consumed > samples:
         return last
     per_increment = samples / ((last - start) // increment)
@@ -79,7 +81,7 @@ def megatron_batch(start: int, increment: int, samples: int, last: int, consumed
     [(3072, 1536, 114_501_953, 15360), (32, 32, 65_536_000 // 32, 1536), (16, 8, 1000, 64)],
     ids=["DeepSeek-V3's 469B tokens at 4096", "GPT-3's 12B tokens at 2048, a 32nd", "small"],
 )
-def test_a_linear_ramp_has_megatrons_batches(start: int, increment: int, samples: int, last: int) -> None:
+def test_a_linear_ramp_equals_megatrons(start: int, increment: int, samples: int, last: int) -> None:
     ramp = ramp_from_phases(LinearBatches(first=start, increment=increment, over=samples).resolve(last, 1).phases, 1)
     step, consumed = 0, 0
     while consumed <= samples + 2 * last:
@@ -89,7 +91,7 @@ def test_a_linear_ramp_has_megatrons_batches(start: int, increment: int, samples
     assert ramp.values[-1][1] == last
 
 
-def test_deepseek_v3s_ramp_in_tokens() -> None:
+def test_the_ramp_of_deepseek_v3_is_built_in_tokens() -> None:
     """3072 to 15360 sequences of 4096 over 469B tokens (DeepSeek-AI 2025, section 4.2): 12.6M to 62.9M tokens."""
     schedule = parse_batch_schedule("linear:from=12Mi,by=6Mi,over=469G").resolve(15360 * 4096, 1)
     assert isinstance(schedule, PhasedBatches)
@@ -101,7 +103,7 @@ def test_deepseek_v3s_ramp_in_tokens() -> None:
     assert exact <= steps <= exact + count
 
 
-def test_a_batch_by_noise_scale_keeps_to_its_limits_and_steps() -> None:
+def test_batches_by_noise_scale_stay_within_limits_and_increments() -> None:
     schedule = parse_batch_schedule("noise:lambda=1M,from=8Ki,to=60000,by=1Ki")
     settled = schedule.resolve(2**20, 2048)
     assert isinstance(settled, NoiseScaleBatches)
@@ -113,9 +115,9 @@ def test_a_batch_by_noise_scale_keeps_to_its_limits_and_steps() -> None:
             assert abs(batch - math.sqrt(1e6 * noise)) <= 512
 
 
-def test_what_a_schedule_by_noise_scale_leaves_open_is_the_plans() -> None:
-    found = parse_batch_schedule("noise:lambda=1M").resolve(65536, 2048)
-    assert found == NoiseScaleBatches(exchange_tokens=1e6, smallest=2048, largest=65536, increment=2048, every=100)
+def test_defaults_of_a_noise_scale_schedule_come_from_the_plan() -> None:
+    schedule = parse_batch_schedule("noise:lambda=1M").resolve(65536, 2048)
+    assert schedule == NoiseScaleBatches(exchange_tokens=1e6, smallest=2048, largest=65536, increment=2048, every=100)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_what_a_schedule_by_noise_scale_leaves_open_is_the_plans() -> None:
         ("noise:lambda=1M,from=8Ki,to=4Ki", "found from=8,192 to=4,096; from at most to"),
     ],
 )
-def test_what_is_no_schedule_is_refused(text: str, part: str) -> None:
+def test_an_invalid_schedule_is_refused(text: str, part: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_batch_schedule(text)
     assert part in str(caught.value)
@@ -150,7 +152,7 @@ def test_increments_that_lead_past_the_last_batch_are_refused() -> None:
         LinearBatches(first=4096, increment=1024, over=10).resolve(4096, 1)
 
 
-def test_a_batch_of_parts_of_sequences_is_refused_with_the_nearest() -> None:
+def test_a_batch_of_partial_sequences_is_refused_with_the_nearest_valid_one() -> None:
     with pytest.raises(InputError, match="a batch of 5,000 tokens is not a whole number of sequences of 1,024; the nearest are "
                        "4,096 and 5,120"):  # fmt: skip
         ramp_from_phases([(0, 5000)], 1024)
@@ -158,7 +160,7 @@ def test_a_batch_of_parts_of_sequences_is_refused_with_the_nearest() -> None:
         ramp_from_phases([(0, 1000)], 1024)
 
 
-def test_a_ramp_goes_back_and_on() -> None:
+def test_a_ramp_can_be_rewound_and_resumed() -> None:
     ramp = BatchRamp(((0, 2), (3, 4), (7, 8)))
     assert [ramp.until(step).values[-1] for step in (0, 2, 3, 6, 7, 8)] == [
         (0, 2),

@@ -1,7 +1,6 @@
-"""The parts of each figure: panels, categories, and marks of each kind with what they hold.
+"""The parts of each figure: panels, categories, and marks of each kind with their contents.
 
-PYTHONPATH=tests python -m unit.books.test_contents    # print `contents.toml` anew, after figures have changed
-"""
+PYTHONPATH=tests python -m unit.books.test_contents    # print `contents.toml` again after figures have changed"""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def contents(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_figure_has_all_its_parts(name: str) -> None:
+def test_figures_have_the_listed_parts(name: str) -> None:
     assert contents(name) == tomllib.loads(CONTENTS.read_text(encoding="utf-8"))[name]
 
 

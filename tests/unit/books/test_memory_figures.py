@@ -1,4 +1,4 @@
-"""Figures of memory and scaling: published numbers, and what every axis does to every term."""
+"""Figures of memory and scaling: published numbers, and the effect of every axis on every term."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def values(chart: Chart, panel: int) -> list[float]:
     return [value for _, value in marks_of(chart, Points, panel)[0].points]
 
 
-def test_stages_of_zero_are_the_papers() -> None:
+def test_memory_of_zero_stages_equals_the_papers() -> None:
     """Rajbhandari et al. 2020, figure 1: 7.5B parameters, 64 devices, K = 12."""
     printed = [round(total / 1e9, 1) for total in marks_of(playbook_charts.zero_bars(), StackedBars)[0].sums]
     assert printed == [120.0, 31.4, 16.6, 1.9]
@@ -54,15 +54,18 @@ def test_each_stage_of_zero_divides_its_terms() -> None:
                3: ("optimizer", "master", "gradients", "parameters")}  # fmt: skip
     for stage, names in divided.items():
         for name in ("optimizer", "master", "gradients", "parameters"):
-            alone, of_eight = part(chart, stage, name)
-            assert of_eight == pytest.approx(alone / 8 if name in names else alone, rel=1e-3), (stage, name)
+            one_device, eight_devices = part(chart, stage, name)
+            assert eight_devices == pytest.approx(one_device / 8 if name in names else one_device, rel=1e-3), (
+                stage,
+                name,
+            )
 
 
 def test_sequence_parallelism_divides_what_tensor_parallelism_leaves() -> None:
     chart = playbook_charts.tp_memory(degrees=(1, 8))
     for panel in range(2):
-        alone, of_eight = part(chart, panel, "parameters")
-        assert of_eight == pytest.approx(alone / 8, rel=2e-3)
+        one_device, eight_devices = part(chart, panel, "parameters")
+        assert eight_devices == pytest.approx(one_device / 8, rel=2e-3)
     assert part(chart, 0, "activations")[0] == part(chart, 1, "activations")[0]
     assert part(chart, 1, "activations")[1] < part(chart, 0, "activations")[1]
 
@@ -84,17 +87,17 @@ def test_a_pipeline_divides_weights_and_no_activations() -> None:
 
 def test_every_parallelism_saves_memory() -> None:
     chart = playbook_charts.memory_savings(lengths=(4096,), policies=("full",))
-    alone, *others = totals(chart, 0)
-    assert all(other < alone for other in others)
-    assert len(chart.panels[0].x.categories) == len(playbook_charts.SAVINGS) == len(others) + 1
+    one_device, *parallel = totals(chart, 0)
+    assert all(total < one_device for total in parallel)
+    assert len(chart.panels[0].x.categories) == len(playbook_charts.SAVINGS) == len(parallel) + 1
 
 
 def test_larger_batches_fit_on_more_devices_and_their_memory_is_the_largest_that_fits() -> None:
     chart = playbook_charts.tp_scaling(degrees=(2, 8))
-    few, many = (round(value) for value in values(chart, 1))
-    assert 0 < few < many
+    fewest_seqs, most_seqs = (round(value) for value in values(chart, 1))
+    assert 0 < fewest_seqs < most_seqs
     capacity = load_cluster("h100:1").chip.capacity_bytes
-    for tp, num_seqs in ((2, few), (8, many)):
+    for tp, num_seqs in ((2, fewest_seqs), (8, most_seqs)):
         layout = Layout(tp=tp, sequence_parallel=True, micro_batch_seqs=num_seqs)
         more = Layout(tp=tp, sequence_parallel=True, micro_batch_seqs=num_seqs + 1)
         assert sum(playbook_charts.fullest("llama-3-8b", playbook_charts.SEQ_LEN, layout).values()) <= capacity

@@ -1,4 +1,4 @@
-"""The books' rules by name: which there are, what their docstrings say, and what they give."""
+"""The books' rules by name: their list, their documentation and their values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_function_of_numbers_is_a_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", rules_by_name().values(), ids=rules_by_name())
-def test_every_rule_says_what_it_gives_how_and_after_whom(rule: NamedRule) -> None:
+def test_every_rule_documents_its_result_formula_and_source(rule: NamedRule) -> None:
     assert rule.summary.endswith(".")
     assert rule.formula
     assert YEAR.search(rule.source), "a work with its year"
@@ -47,39 +47,47 @@ def test_every_rule_says_what_it_gives_how_and_after_whom(rule: NamedRule) -> No
 
 
 @pytest.mark.parametrize("rule", rules_by_name().values(), ids=rules_by_name())
-def test_every_capital_of_a_formula_is_explained_and_nothing_else(rule: NamedRule) -> None:
-    """Those that the formula explains itself are not among them."""
-    words = re.sub(r"1F1B|`[^`]*`|\b(?:[A-Z]+s|MFU|FSDP|DP|TP|FLOP)\b|\w*[a-z]{2}\w*", " ", rule.formula)
-    used = set(re.findall(r"[A-Z][xy]?", words)) - {"I"}
-    told = {item.partition(" ")[0] for item in rule.letters.split("; ")}
-    assert used <= told
-    assert {one for one in told if re.fullmatch("[A-Z]", one)} <= used | {"E", "S"}
+def test_every_capital_of_a_formula_is_documented_and_no_other(rule: NamedRule) -> None:
+    """Letters that the formula itself defines are not listed."""
+    capitals = re.sub(r"1F1B|`[^`]*`|\b(?:[A-Z]+s|MFU|FSDP|DP|TP|FLOP)\b|\w*[a-z]{2}\w*", " ", rule.formula)
+    used = set(re.findall(r"[A-Z][xy]?", capitals)) - {"I"}
+    documented = {item.partition(" ")[0] for item in rule.letters.split("; ")}
+    assert used <= documented
+    assert {letter for letter in documented if re.fullmatch("[A-Z]", letter)} <= used | {"E", "S"}
 
 
-def test_letters_name_the_parameters_that_the_rule_takes() -> None:
-    """Of model width, hidden width and axes those of this rule."""
+def test_letters_name_the_parameters_of_the_rule() -> None:
+    """Letters of model width, hidden width and axes name the parameters of this rule."""
     assert rules_by_name()["tp_is_compute_bound"].letters == (
         "F hidden width (d_ff); M axes of the torus (num_axes); alpha C / W (alpha)"
     )
 
 
-def small(one: RuleParameter) -> str:
+def small_value(parameter: RuleParameter) -> str:
     """A small value of a parameter's kind."""
     named: Mapping[object, str] = {Architecture: "llama-3.2-1b", str: "1f1b"}
-    return one.choices[0] if one.choices else named.get(one.kind, "2 ms" if one.unit == "s" else "3e9")
+    return (
+        parameter.choices[0]
+        if parameter.choices
+        else named.get(parameter.kind, "2 ms" if parameter.unit == "s" else "3e9")
+    )
 
 
 @pytest.mark.parametrize("rule", rules_by_name().values(), ids=rules_by_name())
 def test_every_rule_has_a_value_and_every_number_its_unit(rule: NamedRule) -> None:
-    few = {"zero_stage": "1", "pp": "3", "small_batch": "2e9", "other_steps": "2e9", "other_tokens": "4e9"}
-    given = {one.name: few.get(one.name) or small(one) for one in rule.parameters if one.required}
-    found = evaluate_rule(rule, given)
-    assert set(found.arguments) == {one.name for one in rule.parameters}
-    for part in found.parts:
+    small_values = {"zero_stage": "1", "pp": "3", "small_batch": "2e9", "other_steps": "2e9", "other_tokens": "4e9"}
+    arguments = {
+        parameter.name: small_values.get(parameter.name) or small_value(parameter)
+        for parameter in rule.parameters
+        if parameter.required
+    }
+    result = evaluate_rule(rule, arguments)
+    assert set(result.arguments) == {parameter.name for parameter in rule.parameters}
+    for part in result.parts:
         assert not math.isnan(part.value)
         assert part.text
-        if dataclasses.is_dataclass(found.value):
-            assert getattr(found.value, part.name) == part.value
+        if dataclasses.is_dataclass(result.value):
+            assert getattr(result.value, part.name) == part.value
         else:
             assert bool(part.unit) != (rule.name in PURE)
 
@@ -100,39 +108,39 @@ def test_every_rule_has_a_value_and_every_number_its_unit(rule: NamedRule) -> No
         ({"name": "zero3_extra_all_gathers", "num_layers": 32}, 63, "AllGathers"),
     ],
 )  # fmt: skip
-def test_a_rule_gives_what_its_book_prints(call: dict[str, object], value: float, unit: str) -> None:
-    found = sw.rule(**call)  # type: ignore[arg-type]
-    assert found.value == pytest.approx(value, rel=2e-3)
-    assert [one.unit for one in found.parts] == [unit]
+def test_rules_give_the_values_that_the_books_print(call: dict[str, object], value: float, unit: str) -> None:
+    result = sw.rule(**call)  # type: ignore[arg-type]
+    assert result.value == pytest.approx(value, rel=2e-3)
+    assert [part.unit for part in result.parts] == [unit]
 
 
-def test_a_value_with_several_numbers_has_a_unit_for_each() -> None:
-    found = sw.rule("matmul_cost", batch=240, d_in="8Ki", d_out="28Ki")
-    units = {one.name: one.unit for one in found.parts}
+def test_every_number_of_a_result_has_a_unit() -> None:
+    cost = sw.rule("matmul_cost", batch=240, d_in="8Ki", d_out="28Ki")
+    units = {part.name: part.unit for part in cost.parts}
     assert (units["flops"], units["read_bytes"], units["intensity"]) == ("FLOPs", "B", "FLOPs/byte")
     times = sw.rule("contracting_split_times", batch=1, d_in=1, d_out=1, flops_per_s=1, bytes_per_s=1)
-    assert {one.name: one.unit for one in times.parts} == {"math_s": "s", "comms_s": "s", "compute_bound": ""}
+    assert {part.name: part.unit for part in times.parts} == {"math_s": "s", "comms_s": "s", "compute_bound": ""}
     share = sw.rule("params_by_part", architecture="llama-3-8b")
-    assert {one.name: one.unit for one in share.parts}["mlp_share"] == ""
-    assert sum(one.value for one in share.parts[:4]) == sw.num_params(sw.load_model("llama-3-8b"))
+    assert {part.name: part.unit for part in share.parts}["mlp_share"] == ""
+    assert sum(part.value for part in share.parts[:4]) == sw.num_params(sw.load_model("llama-3-8b"))
 
 
-def test_an_infinite_value_is_said() -> None:
-    found = sw.rule("matmul_critical_batch", flops_per_s=1e15, bytes_per_s=1e12, d_in=100, d_out=100)
-    assert found.parts[0].text == "infinite"
-    assert repr(found).startswith("RuleValue: matmul_critical_batch = infinite; B = I / ")
+def test_an_infinite_value_is_printed_as_infinite() -> None:
+    result = sw.rule("matmul_critical_batch", flops_per_s=1e15, bytes_per_s=1e12, d_in=100, d_out=100)
+    assert result.parts[0].text == "infinite"
+    assert repr(result).startswith("RuleValue: matmul_critical_batch = infinite; B = I / ")
 
 
-def test_the_list_has_signatures_and_formulas() -> None:
-    found = {one.name: one for one in sw.rules()}
-    assert found == rules_by_name()
-    assert repr(found["tp_max_degree"]) == "NamedRule: tp_max_degree alpha=... d_ff=... num_axes=1: M·F / alpha"
+def test_listed_rules_have_signatures_and_formulas() -> None:
+    rules_listed = {rule.name: rule for rule in sw.rules()}
+    assert rules_listed == rules_by_name()
+    assert repr(rules_listed["tp_max_degree"]) == "NamedRule: tp_max_degree alpha=... d_ff=... num_axes=1: M·F / alpha"
     with pytest.raises(InputError, match="both are required"):
         sw.rules(model="llama-3-8b")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "problems"),
+    ("name", "arguments", "problems"),
     [
         ("tp_max_degre", {}, ["rule: found 'tp_max_degre' (did you mean 'tp_max_degree'?)"]),
         ("tp_max_degree", {"alfa": 1, "num_axes": 1.5},
@@ -150,22 +158,24 @@ def test_the_list_has_signatures_and_formulas() -> None:
         ("critical_batch_of_loss", {"loss": "1e-200"}, ["has no value"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_at_once(name: str, given: dict[str, object], problems: list[str]) -> None:
+def test_all_problems_of_a_call_are_reported_together(
+    name: str, arguments: dict[str, object], problems: list[str]
+) -> None:
     with pytest.raises(InputError) as raised:
-        evaluate_rule(get_rule(name), given)
+        evaluate_rule(get_rule(name), arguments)
     assert len(raised.value.problems) == len(problems)
-    for found, expected in zip(raised.value.problems, problems, strict=True):
-        assert expected in found
+    for problem, expected in zip(raised.value.problems, problems, strict=True):
+        assert expected in problem
 
 
 def test_all_rules_and_their_results_are_public() -> None:
-    """What the modules of the package define is what it lists, and nothing of it is left out."""
+    """The package exports exactly what its modules define."""
     modules = [import_module(f"{rules.__name__}.{module.name}") for module in iter_modules(rules.__path__)]
     gathered = {
         name
         for module in modules
-        for name, one in vars(module).items()
-        if not name.startswith("_") and getattr(one, "__module__", "") == module.__name__ and name not in INTERNAL
+        for name, member in vars(module).items()
+        if not name.startswith("_") and getattr(member, "__module__", "") == module.__name__ and name not in INTERNAL
     }
     assert gathered | {*batch_rules.__all__} == set(rules.__all__)
 

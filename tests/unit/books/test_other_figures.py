@@ -13,16 +13,16 @@ from shardwise.verify.systolic_simulation import _Cells, run_systolic
 from unit.draw.page import marks_of
 
 
-def test_bubbles_are_the_playbooks() -> None:
+def test_bubbles_equal_the_playbooks() -> None:
     """Eight stages: 7 of the naive pipeline, 7/8 with eight micro-batches, half of it with twice the stages on a device."""
     chart = bubbles()
     labels = [category.label for category in chart.panels[0].y.categories]
-    found = dict(zip(labels, marks_of(chart, StackedBars)[0].sums, strict=True))
-    assert found["m = 1, v = 1"] == 7.0
-    assert found["m = 8, v = 1"] == 0.875
-    assert found["m = 8, v = 2"] == found["m = 16, v = 1"] == 0.4375
-    assert found["m = 32, v = 8"] == pytest.approx(7 / 256)
-    assert "m = 1, v = 2" not in found
+    sums = dict(zip(labels, marks_of(chart, StackedBars)[0].sums, strict=True))
+    assert sums["m = 1, v = 1"] == 7.0
+    assert sums["m = 8, v = 1"] == 0.875
+    assert sums["m = 8, v = 2"] == sums["m = 16, v = 1"] == 0.4375
+    assert sums["m = 32, v = 8"] == pytest.approx(7 / 256)
+    assert "m = 1, v = 2" not in sums
 
 
 def test_a_naive_pipeline_is_mostly_idle() -> None:
@@ -31,7 +31,7 @@ def test_a_naive_pipeline_is_mostly_idle() -> None:
     assert busy / (4 * chart.panels[0].x.domain[1]) == 0.25
 
 
-def test_work_along_a_split_sequence_is_counted() -> None:
+def test_work_along_a_split_sequence_equals_a_count() -> None:
     """Places of a causal mask of 16 over four ranks: 10, 26, 42 and 58 of 136 in order, 34 each in a zigzag."""
     chart = ring_work()
     ring, zigzag = ([value for _, value in marks_of(chart, Points, panel)[0].points] for panel in range(2))
@@ -42,25 +42,25 @@ def test_work_along_a_split_sequence_is_counted() -> None:
     assert zigzag == pytest.approx([0.25] * 4)
 
 
-def test_frames_of_an_array_are_its_cycles() -> None:
+def test_frames_of_a_systolic_array_equal_its_cycles() -> None:
     """The simulator's registers, cycle by cycle: which row of activations each cell has."""
     rng = np.random.default_rng(0)
-    left, right = rng.random((2, 3)), rng.random((3, 3))
+    activations, weights = rng.random((2, 3)), rng.random((3, 3))
     strip = systolic_frames(2, 3)
-    assert len(strip.panels) == run_systolic(left, right, 3).cycles
-    cells = _Cells([left], [right])
+    assert len(strip.panels) == run_systolic(activations, weights, 3).cycles
+    cells = _Cells([activations], [weights])
     for panel in range(len(strip.panels)):
         cells.step()
-        drawn = {(cell.row, cell.column): cell.colour for cell in marks_of(strip, Cells, panel)[0].cells}
-        held = {(int(i), int(j)): f"series:{cells.place[i, j]}" for i, j in np.argwhere(cells.place >= 0)}
-        assert drawn == held
+        drawn_colours = {(cell.row, cell.column): cell.colour for cell in marks_of(strip, Cells, panel)[0].cells}
+        expected_colours = {(int(i), int(j)): f"series:{cells.place[i, j]}" for i, j in np.argwhere(cells.place >= 0)}
+        assert drawn_colours == expected_colours
 
 
-def test_an_array_is_as_busy_as_it_is_simulated() -> None:
+def test_utilisation_of_a_systolic_array_equals_the_simulation() -> None:
     chart = systolic_use(sides=(4,), rows=(2.0, 8.0))
-    one, many = marks_of(chart, Curve)
+    one_tile, many_tiles = marks_of(chart, Curve)
     rng = np.random.default_rng(0)
-    for line, num_tiles in ((one, 1), (many, 64)):
+    for line, num_tiles in ((one_tile, 1), (many_tiles, 64)):
         rows, busy = line.points[0]
         assert rows == 2
         if num_tiles == 1:
@@ -72,7 +72,7 @@ def captions(chart: Chart) -> list[str]:
     return [panel.title for panel in chart.panels]
 
 
-def test_shardings_are_the_books() -> None:
+def test_shardings_equal_the_books() -> None:
     """FSDP gathers weights; tensor parallelism gathers activations, and scatters the sum that it leaves."""
     first, second = sharding_scheme("FSDP", {"X": 4})
     assert captions(first) == ["In[B_X, D]", "Win[D_X, F]", "Win[D, F]", "Tmp[B_X, F]"]

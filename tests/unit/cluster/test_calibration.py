@@ -1,4 +1,4 @@
-"""The constants of chips and stacks: how many there are, what they may be, and where they come from."""
+"""The constants of chips and stacks: their number, their limits and their origin."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def test_a_chip_has_at_most_ten_constants_and_a_stack_at_most_five() -> None:
     assert owners.count("stack") <= 5
 
 
-def test_what_was_fitted_are_these_constants_of_chips_and_stacks_and_nothing_else() -> None:
-    found = load_published_fit()
-    assert set(found) == {"source", "spread", "runs", "chips", "stacks"}
-    assert set(found["chips"]) <= set(chip_names())
-    assert set(found["stacks"]) <= set(stack_names()) - set(STACK_KINDS)
+def test_the_published_fit_has_the_fitted_constants_of_chips_and_stacks_only() -> None:
+    fit = load_published_fit()
+    assert set(fit) == {"source", "spread", "runs", "chips", "stacks"}
+    assert set(fit["chips"]) <= set(chip_names())
+    assert set(fit["stacks"]) <= set(stack_names()) - set(STACK_KINDS)
     for group, owner in (("chips", "chip"), ("stacks", "stack")):
-        own = {name for name, constant in CONSTANTS.items() if constant.owner == owner}
-        for name, values in found[group].items():
-            fitted = own - (get_stack(name).shares.keys() if owner == "stack" else set())
+        owner_constants = {name for name, constant in CONSTANTS.items() if constant.owner == owner}
+        for name, values in fit[group].items():
+            fitted = owner_constants - (get_stack(name).shares.keys() if owner == "stack" else set())
             assert set(values) == fitted | {"deviations"}
             assert set(values["deviations"]) == fitted
             for constant in fitted:
                 assert CONSTANTS[constant].low <= values[constant] <= CONSTANTS[constant].high
-    assert "published runs" in found["source"]
+    assert "published runs" in fit["source"]
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_a_constant_comes_back_from_its_line_without_bounds(name: str) -> None:
+def test_mapping_a_constant_to_the_unbounded_line_is_invertible(name: str) -> None:
     constant = CONSTANTS[name]
     assert constant.low < constant.prior < constant.high
     assert constant.from_unbounded(constant.to_unbounded(constant.prior)) == pytest.approx(constant.prior)
@@ -66,36 +66,38 @@ def test_a_constant_comes_back_from_its_line_without_bounds(name: str) -> None:
         ("Pax+TE", "pax-te"), ("a trainer of our own in JAX", "compiled"), ("Primus 1.0", "fused"), ("", "eager"),
     ],
 )  # fmt: skip
-def test_the_stack_of_some_software(software: str, stack: str) -> None:
+def test_software_versions_select_a_stack(software: str, stack: str) -> None:
     assert match_stack(software).name == stack
 
 
-def test_an_unknown_stack_is_expected_as_others_of_its_kind_and_less_surely() -> None:
-    kind, known = get_stack("fused"), get_stack("nemo-25")
+def test_an_unknown_stack_has_the_priors_of_its_kind_and_wider_intervals() -> None:
+    kind, fitted = get_stack("fused"), get_stack("nemo-25")
     assert constant_values("h100", kind)["elementwise"] == STACK_KINDS["fused"].priors["elementwise"]
-    assert constant_values("h100", kind)["matmul_fraction"] == constant_values("h100", known)["matmul_fraction"]
-    widths = [high / low for low, high in (published_calibration("h100", s).spread["dense"] for s in (known, kind))]
+    assert constant_values("h100", kind)["matmul_fraction"] == constant_values("h100", fitted)["matmul_fraction"]
+    widths = [high / low for low, high in (published_calibration("h100", s).spread["dense"] for s in (fitted, kind))]
     assert widths[0] < widths[1]
     with pytest.raises(InputError, match=r"the stacks are .*nemo-25.*eager"):
         get_stack("nemo-2025")
 
 
 @pytest.mark.parametrize("chip", SIMILAR_CHIP)
-def test_a_chip_without_runs_starts_from_one_that_it_is_like(chip: str) -> None:
+def test_a_chip_without_runs_starts_from_a_similar_chip(chip: str) -> None:
     stack = get_stack("megatron")
     assert chip in chip_names()
     if chip not in load_published_fit()["chips"]:
         assert constant_values(chip, stack) == constant_values(SIMILAR_CHIP[chip], stack)
 
 
-def test_a_chip_that_is_like_no_other_has_the_priors() -> None:
-    found = constant_values("mi300x", get_stack("fused"))
-    assert found["attention_fraction"] == CONSTANTS["attention_fraction"].prior
+def test_a_chip_without_a_similar_one_has_the_priors() -> None:
+    constants = constant_values("mi300x", get_stack("fused"))
+    assert constants["attention_fraction"] == CONSTANTS["attention_fraction"].prior
     measured = load_cluster("mi300x:8").chip.matmul_fraction
-    assert found["matmul_fraction"] == measured < CONSTANTS["matmul_fraction"].prior  # no faster than a micro-benchmark
+    assert (
+        constants["matmul_fraction"] == measured < CONSTANTS["matmul_fraction"].prior
+    )  # no faster than a micro-benchmark
 
 
-def test_links_run_at_the_rates_that_collectives_reach() -> None:
+def test_links_have_the_rates_that_collectives_reach() -> None:
     cluster = load_cluster("h100:64")
     inner, outer = scale_rates(cluster.topology, 0.5, 0.25).tiers  # type: ignore[union-attr]
     assert (inner.fraction, outer.fraction) == (0.5, 0.25)
@@ -120,13 +122,15 @@ def test_impossible_calibrations_are_refused() -> None:
 
 def test_sizes_are_varied_by_factors_and_shares_within_limits() -> None:
     """A size is varied by factors, and one deviation is as large a factor anywhere; a share nears its limits."""
-    sizes = {name for name, one in CONSTANTS.items() if one.is_size}
+    sizes = {name for name, constant in CONSTANTS.items() if constant.is_size}
     assert sizes == {"matmul_ramp", "elementwise", "launch_s", "routing_s", "attention"}
-    for name, one in CONSTANTS.items():
-        free = one.to_unbounded(one.prior)
-        up, down = one.from_unbounded(free + one.width), one.from_unbounded(free - one.width)
+    for name, constant in CONSTANTS.items():
+        free = constant.to_unbounded(constant.prior)
+        up, down = constant.from_unbounded(free + constant.width), constant.from_unbounded(free - constant.width)
         if name in sizes:
-            assert up / one.prior == pytest.approx(one.prior / down) == pytest.approx(math.exp(one.width)), name
+            assert (
+                up / constant.prior == pytest.approx(constant.prior / down) == pytest.approx(math.exp(constant.width))
+            ), name
         else:
-            assert one.low < down < one.prior < up < one.high, name
-            assert one.from_unbounded(free + 40) == pytest.approx(one.high), name
+            assert constant.low < down < constant.prior < up < constant.high, name
+            assert constant.from_unbounded(free + 40) == pytest.approx(constant.high), name

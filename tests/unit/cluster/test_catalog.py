@@ -36,7 +36,7 @@ SMALL = Architecture(
 )
 
 
-def test_the_chips() -> None:
+def test_the_catalogue_has_the_listed_chips() -> None:
     assert set(chip_names()) == set(CHIPS)
 
 
@@ -87,7 +87,7 @@ def test_peaks_are_dense_and_double_with_half_the_width(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_matmul_fractions_are_the_measured_ones(name: str) -> None:
+def test_matmul_fractions_equal_the_measured_ones(name: str) -> None:
     chip = load_chip(name)
     assert chip.matmul_fraction == (
         pytest.approx(MATMUL[name][0] / MATMUL[name][1], abs=6e-4) if name in MATMUL else 1.0
@@ -98,17 +98,17 @@ def test_matmul_fractions_are_the_measured_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NCCL)
-def test_links_reproduce_the_collectives_they_were_read_from(name: str) -> None:
+def test_links_reproduce_the_collectives_of_their_source(name: str) -> None:
     topology = load_cluster(f"{name}:8").topology
     assert isinstance(topology, Switched)
-    tier, (busbw, most, two, many) = topology.tiers[0], NCCL[name]
+    tier, (busbw, max_ranks, two_ranks_us, max_ranks_us) = topology.tiers[0], NCCL[name]
     assert tier.bytes_per_s * tier.fraction == pytest.approx(busbw * 1e9, rel=2e-3)
-    for size, measured in ((2, two), (most, many)):
+    for size, measured in ((2, two_ranks_us), (max_ranks, max_ranks_us)):
         assert tier.base_latency_s + (size - 1) * tier.hop_latency_s == pytest.approx(measured * 1e-6, rel=0.02)
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_hosts_fit_the_network(name: str) -> None:
+def test_host_sizes_agree_with_the_network(name: str) -> None:
     entry, chip = get_catalog_entry(name), load_chip(name)
     if "torus" in entry:
         assert chip.host_shape is not None
@@ -119,7 +119,7 @@ def test_hosts_fit_the_network(name: str) -> None:
 
 
 def examples(name: str) -> tuple[str, ...]:
-    """Clusters of 8 devices, or as many as one node has, and some of the next size."""
+    """Clusters of 8 devices, or of one node where it is larger, and some of the next size."""
     entry = get_catalog_entry(name)
     if "torus" in entry:
         return (f"{name}:2x4", f"{name}:8x8") if entry["torus"]["num_axes"] == 2 else (f"{name}:2x2x2", f"{name}:4x4x4")
@@ -151,7 +151,7 @@ PRICES = {
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_a_price_has_its_day_and_says_where_and_how_it_is_sold(name: str) -> None:
+def test_a_price_has_a_date_a_region_and_a_kind_of_sale(name: str) -> None:
     chip = load_chip(name)
     assert (chip.price_usd_per_hour, chip.price_date) == PRICES.get(name, (None, None))
     if name in PRICES:
@@ -175,7 +175,7 @@ def test_a_faster_chip_takes_less_time() -> None:
     assert steps == sorted(steps, reverse=True)
 
 
-def test_what_has_no_source_is_an_error_that_names_it() -> None:
+def test_a_value_without_a_source_is_an_error_that_names_it() -> None:
     assert load_chip("h100").require_value("power_w") == 700
     with pytest.raises(MissingValueError, match=r"^chip tpu-v5e: no sourced power_w$"):
         load_chip("tpu-v5e").require_value("power_w")
@@ -201,7 +201,7 @@ def test_what_has_no_source_is_an_error_that_names_it() -> None:
         ({"host_shape": ()}, "chip h100: host_shape is (); numbers of chips of at least 1"),
     ],
 )
-def test_a_chip_refuses_numbers_that_no_chip_has(change: dict[str, float], message: str) -> None:
+def test_impossible_values_of_a_chip_are_refused(change: dict[str, float], message: str) -> None:
     with pytest.raises(InputError) as caught:
         dataclasses.replace(load_chip("h100"), **change)  # type: ignore[arg-type]
     assert str(caught.value).startswith(message)

@@ -1,4 +1,4 @@
-"""The unit of every quantity of the catalogue: what it is of, in which direction, and that sources print the same.
+"""The unit of every quantity of the catalogue: what it covers, in which direction, and that sources print the same.
 
 `printed_figures.csv` has each figure as a source prints it, with its own unit: GB or GiB; of a chip, one link, all links, a host,
 a rack or a pod; one direction or both; with the factor 2 of sparsity or without. `MEANING` says the same of the catalogue's
@@ -45,31 +45,31 @@ class Figure:
     field: str
     number: float
     unit: str
-    of: str
+    covers: str
     directions: int
     sparse: bool
 
     def value(self) -> float:
-        """In the unit and the meaning of the catalogue's field."""
+        """The figure in the unit and with the meaning of the catalogue's field."""
         base = next(base for base in BASES if self.unit.endswith(base) and self.unit.removesuffix(base) in PREFIXES)
         plain = self.number * PREFIXES[self.unit.removesuffix(base)] * BASES[base] / (2 if self.sparse else 1)
-        of, directions = MEANING[self.field.partition(".")[0]]
-        return plain / self.directions * directions * chips_of(self.chip, of) / chips_of(self.chip, self.of)
+        covers, directions = MEANING[self.field.partition(".")[0]]
+        return plain / self.directions * directions * chips_of(self.chip, covers) / chips_of(self.chip, self.covers)
 
 
-def chips_of(name: str, of: str) -> float:
-    """Chips (or, for links, the part of a chip's egress) that a figure "of" something covers."""
+def chips_of(name: str, covers: str) -> float:
+    """Chips (or, for links, the part of a chip's egress) that a figure covers that is printed for a chip, link, host or pod."""
     entry, chip = get_catalog_entry(name), load_chip(name)
-    if of in ("chip", "links"):
+    if covers in ("chip", "links"):
         return 1.0
-    if of == "link":
+    if covers == "link":
         return 1 / (2 * entry["torus"]["num_axes"])
-    if of == "peer":
+    if covers == "peer":
         return 1 / entry["tiers"][0]["links"]
-    if of == "pod":
+    if covers == "pod":
         return math.prod(entry["torus"]["pod"])
     assert chip.devices_per_host is not None
-    return {"half": 0.5, "rack": RACK, "host": chip.devices_per_host}[of]
+    return {"half": 0.5, "rack": RACK, "host": chip.devices_per_host}[covers]
 
 
 def figures() -> Iterator[Figure]:
@@ -88,30 +88,38 @@ FIGURES = tuple(figures())
 def quantities(name: str) -> dict[str, float]:
     """Every value with a unit that the catalogue has of a chip."""
     chip, entry = load_chip(name), get_catalog_entry(name)
-    found = {f"peak.{dtype}": peak for dtype, peak in chip.peak_flops_per_s.items()}
-    found |= {field: getattr(chip, field) for field in MEANING if field in entry and field != "torus"}
-    found |= {f"tier.{tier['name']}": parse_quantity(tier["bytes_per_s"]) for tier in entry.get("tiers", ())}
+    values = {f"peak.{dtype}": peak for dtype, peak in chip.peak_flops_per_s.items()}
+    values |= {field: getattr(chip, field) for field in MEANING if field in entry and field != "torus"}
+    values |= {f"tier.{tier['name']}": parse_quantity(tier["bytes_per_s"]) for tier in entry.get("tiers", ())}
     if "torus" in entry:
-        found["torus"] = parse_quantity(entry["torus"]["bytes_per_s"])
-        found["available_bytes"] = chip.memory_bytes - chip.runtime_bytes
-    return found
+        values["torus"] = parse_quantity(entry["torus"]["bytes_per_s"])
+        values["available_bytes"] = chip.memory_bytes - chip.runtime_bytes
+    return values
 
 
 def misreadings(figure: Figure) -> Iterator[Figure]:
-    """The figure with another unit, of something else, in the other number of directions, or with sparsity's factor."""
-    others = {"GB": "GiB", "GiB": "GB", "Gb/s": "GB/s", "GB/s": "Gb/s", "Tb/s": "TB/s", "TB/s": "Tb/s", "MiB": "MB"}
-    if figure.unit in others:
-        yield replace(figure, unit=others[figure.unit])
+    """The figure with another unit, coverage, number of directions, or with sparsity's factor."""
+    confused_units = {
+        "GB": "GiB",
+        "GiB": "GB",
+        "Gb/s": "GB/s",
+        "GB/s": "Gb/s",
+        "Tb/s": "TB/s",
+        "TB/s": "Tb/s",
+        "MiB": "MB",
+    }
+    if figure.unit in confused_units:
+        yield replace(figure, unit=confused_units[figure.unit])
     if figure.unit.endswith("/s") and not figure.field.startswith(("peak", "memory", "vmem")):
         yield replace(figure, directions=3 - figure.directions)
     if figure.field.startswith("peak"):
         yield replace(figure, sparse=not figure.sparse)
-    for of in ("host", "chip") if figure.of in ("host", "chip") else ("chip",):
-        if chips_of(figure.chip, of) != chips_of(figure.chip, figure.of):
-            yield replace(figure, of=of)
+    for covers in ("host", "chip") if figure.covers in ("host", "chip") else ("chip",):
+        if chips_of(figure.chip, covers) != chips_of(figure.chip, figure.covers):
+            yield replace(figure, covers=covers)
 
 
-def test_every_field_says_its_unit() -> None:
+def test_every_field_has_a_unit() -> None:
     quantity = {*MEANING, "peak_flops_per_s", "runtime_bytes", "price_usd_per_hour"} - {
         "peak",
         "available_bytes",
@@ -126,12 +134,12 @@ def test_every_quantity_is_printed_by_a_source(name: str) -> None:
     assert set(quantities(name)) == {figure.field for figure in FIGURES if figure.chip == name}
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda one: f"{one.chip}-{one.field}-{one.of}")
-def test_a_quantity_is_what_its_source_prints_in_its_own_unit(figure: Figure) -> None:
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.chip}-{figure.field}-{figure.covers}")
+def test_a_quantity_equals_the_printed_figure_in_the_sources_unit(figure: Figure) -> None:
     assert quantities(figure.chip)[figure.field] == pytest.approx(figure.value(), rel=ROUNDED)
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda one: f"{one.chip}-{one.field}-{one.of}")
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.chip}-{figure.field}-{figure.covers}")
 def test_a_figure_read_with_another_unit_is_another_value(figure: Figure) -> None:
     for wrong in misreadings(figure):
         assert quantities(figure.chip)[figure.field] != pytest.approx(wrong.value(), rel=ROUNDED), wrong
@@ -139,7 +147,7 @@ def test_a_figure_read_with_another_unit_is_another_value(figure: Figure) -> Non
 
 @pytest.mark.parametrize("name", chip_names())
 def test_plain_numbers_are_in_their_ranges(name: str) -> None:
-    """Latencies in seconds, prices of one chip, capacities that hold some ms of what their memory streams."""
+    """Latencies in seconds, prices of a single chip, capacities of some milliseconds of the memory bandwidth."""
     chip, entry = load_chip(name), get_catalog_entry(name)
     links = [*entry.get("tiers", ()), *([entry["torus"]] if "torus" in entry else [])]
     for latency in (link[key] for link in links for key in ("hop_latency_s", "base_latency_s") if key in link):

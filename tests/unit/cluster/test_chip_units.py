@@ -1,4 +1,4 @@
-"""Units of chips: a source for every value, and the peaks that follow from them beside the printed ones."""
+"""Units of chips: a source for every value, and the derived peaks beside the printed ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_value_has_a_source(name: str) -> None:
     assert all(len(source) > 20 for source in units.sources.values())
 
 
-def test_units_are_of_chips_in_the_catalogue() -> None:
+def test_units_belong_to_chips_of_the_catalogue() -> None:
     assert {"h100", "h200", "a100-80gb", "mi355x", "gb300", "tpu-v7x"} <= set(WITH_UNITS)
     assert load_chip_units("h800") is None
 
@@ -62,7 +62,7 @@ def test_peaks_follow_from_units_and_clocks(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_UNITS)
 def test_only_the_peak_of_v3_disagrees(name: str) -> None:
-    """The book prints 140 TFLOP/s for v3, Google 123: the product keeps the printed one and says so."""
+    """The book prints 140 TFLOP/s for v3, Google 123: the catalogue keeps Google's and reports the difference."""
     disagreeing = [peak.dtype for peak in derive_peaks(load_chip(name), units_of(name)) if peak.disagrees]
     assert disagreeing == (["bf16"] if name == "tpu-v3" else [])
 
@@ -77,7 +77,7 @@ def test_a_peak_without_a_clock_implies_one() -> None:
     assert peaks["fp32"].implied_clock_hz == pytest.approx(1.755e9, rel=6e-3)
 
 
-def test_lanes_and_memories_of_the_books() -> None:
+def test_lanes_and_memories_equal_the_books() -> None:
     """How to Scale Your Model, chapter 12, quiz 1: lanes of H100, B200 and v5p, and 33 MB of registers on an H100."""
     assert [units_of(name).total("vector_lanes") for name in ("h100", "b200", "tpu-v5p")] == [16896, 18944, 8192]
     assert units_of("h100").total("registers_bytes") == 132 * 256 * 1024
@@ -93,7 +93,7 @@ CDNA_CYCLES = {
 
 
 @pytest.mark.parametrize("name", CDNA_CYCLES)
-def test_compute_units_of_amd_are_those_of_its_whitepapers(name: str) -> None:
+def test_compute_units_of_amd_chips_equal_the_whitepapers(name: str) -> None:
     units = units_of(name)
     cycles = (units.flops_per_cycle["bf16"], units.flops_per_cycle["int8"], units.vector_flops_per_cycle)
     assert cycles == CDNA_CYCLES[name]
@@ -106,13 +106,13 @@ def test_caches_of_nvidia_are_in_kib() -> None:
     assert units_of("a100-80gb").l2_bytes == 40960 * 1024
 
 
-def test_a_dollar_buys_an_hour_of_the_peak() -> None:
+def test_flops_per_dollar_are_an_hour_of_the_peak_over_the_price() -> None:
     chip = load_chip("tpu-v5e")
     assert flops_per_usd(chip)["bf16"] == pytest.approx(197e12 * 3600 / 1.2)
     assert flops_per_usd(replace(chip, price_usd_per_hour=None)) == {}
 
 
-def test_show_says_where_the_data_sheet_disagrees() -> None:
+def test_show_prints_where_the_data_sheet_disagrees() -> None:
     v3, h100, b200 = (
         {key: (value, source) for key, value, source in chip_values(name)} for name in ("tpu-v3", "h100", "b200")
     )
@@ -124,7 +124,7 @@ def test_show_says_where_the_data_sheet_disagrees() -> None:
     assert "flops_per_usd.bf16" not in {key for key, _, _ in chip_values("h800")}
 
 
-def test_wrong_tables_name_every_problem() -> None:
+def test_errors_of_a_table_name_every_problem() -> None:
     with pytest.raises(InputError) as error:
         read_chip_units({"unit": "SM", "count": 0, "clock": 1e9, "flops_per_cycle": {"bf17": 1}}, "units of x")
     text = "\n".join(error.value.problems)

@@ -1,4 +1,4 @@
-"""Chips and clusters by name, and errors that say what there is."""
+"""Chips and clusters by name and from files, and errors that list what is available."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardwise.values.errors import InputError, MissingValueError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8").partition("## A software stack")[0]
-OWN, SLICE, FABRIC, CHIP = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+CLUSTER_TOML, SLICE_TOML, FABRIC_TOML, CHIP_TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 JOB = Job(global_batch_tokens=2**19, seq_len=4096)
 
 
@@ -45,7 +45,7 @@ def test_chips_have_the_published_figures(name: str, bf16: float, memory: float,
     assert chip.memory_bytes_per_s * chip.memory_fraction <= bandwidth
 
 
-def test_a_peak_without_a_source_is_an_error_that_names_it() -> None:
+def test_a_missing_peak_is_an_error_that_names_it() -> None:
     with pytest.raises(MissingValueError, match="chip tpu-v5e: no sourced fp8 peak; it has bf16, int8"):
         load_chip("tpu-v5e").peak("fp8")
 
@@ -117,7 +117,7 @@ def test_an_unknown_chip_lists_the_names() -> None:
         ("tpu-v5p:16x20x29", "tpu-v5p:16x20x29 is larger than a pod, 16x20x28 (8960 chips)"),
     ],
 )
-def test_what_is_no_cluster_is_refused_with_the_fix(text: str, message: str) -> None:
+def test_an_invalid_cluster_is_refused_with_the_fix(text: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         load_cluster(text)
 
@@ -142,7 +142,7 @@ def test_what_is_no_cluster_is_refused_with_the_fix(text: str, message: str) -> 
         ("local:3", 3, (3,)),
     ],
 )
-def test_clusters(text: str, num_devices: int, levels: tuple[int, ...]) -> None:
+def test_clusters_have_the_topology_of_their_text(text: str, num_devices: int, levels: tuple[int, ...]) -> None:
     cluster = load_cluster(text)
     assert cluster.num_devices == num_devices
     assert cluster.topology.levels == levels
@@ -150,13 +150,13 @@ def test_clusters(text: str, num_devices: int, levels: tuple[int, ...]) -> None:
 
 
 def test_only_a_whole_pod_of_v3_wraps() -> None:
-    whole, part = load_cluster("tpu-v3:32x32").topology, load_cluster("tpu-v3:16x32").topology
-    assert isinstance(whole, Torus)
+    full, part = load_cluster("tpu-v3:32x32").topology, load_cluster("tpu-v3:16x32").topology
+    assert isinstance(full, Torus)
     assert isinstance(part, Torus)
-    assert (whole.wraps, part.wraps) == ((True, True), (False, False))
+    assert (full.wraps, part.wraps) == ((True, True), (False, False))
 
 
-def test_local_processes_share_one_host() -> None:
+def test_local_processes_share_a_host() -> None:
     host, cluster = load_chip("cpu"), load_cluster("local:4")
     assert cluster.chip.peak("fp32") * 4 == host.peak("fp32")
     assert cluster.chip.memory_bytes * 4 == host.memory_bytes
@@ -173,8 +173,8 @@ def written(folder: Path, text: str, name: str = "my-cluster.toml") -> str:
     return str(path)
 
 
-def test_a_cluster_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
-    cluster, base = load_cluster(written(tmp_path, OWN)), load_chip("h100")
+def test_the_documents_cluster_file_is_loaded(tmp_path: Path) -> None:
+    cluster, base = load_cluster(written(tmp_path, CLUSTER_TOML)), load_chip("h100")
     assert (cluster.name, cluster.chip.name, cluster.num_devices) == ("my-cluster", "h100-500w", 32)
     assert (cluster.chip.power_w, cluster.chip.matmul_fraction, cluster.chip.memory_bytes) == (500, 0.71, 80e9)
     assert cluster.chip.sources["matmul_fraction"].startswith("our GEMM sweep")
@@ -185,22 +185,22 @@ def test_a_cluster_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
     assert slower.step_time_s > sw.plan(sw.load_model("llama-3-8b"), load_cluster("h100:32"), JOB).estimate.step_time_s
 
 
-def test_a_slice_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
-    cluster, sold = load_cluster(written(tmp_path, SLICE, "my-slice.toml")), load_cluster("tpu-v5p:4x4x8")
+def test_the_documents_slice_file_is_loaded(tmp_path: Path) -> None:
+    cluster, sold = load_cluster(written(tmp_path, SLICE_TOML, "my-slice.toml")), load_cluster("tpu-v5p:4x4x8")
     assert (cluster.name, cluster.topology, cluster.chip) == ("my-slice", sold.topology, sold.chip)
 
 
-def test_the_documents_levels(tmp_path: Path) -> None:
+def test_the_documents_levels_are_loaded(tmp_path: Path) -> None:
     file = tmp_path / "my-fabric.toml"
-    file.write_text(FABRIC, encoding="utf-8")
+    file.write_text(FABRIC_TOML, encoding="utf-8")
     cluster = load_cluster(str(file))
     assert isinstance(cluster.topology, Switched)
     assert [(tier.size, tier.bytes_per_s) for tier in cluster.topology.tiers] == [(8, 450e9), (32, 50e9)]
     assert [level.num_switches for level in cluster.levels] == [4, 8]
 
 
-def test_pods_of_ones_own(tmp_path: Path) -> None:
-    """As the shorthand has them; and with hosts of one's own, whose egress four chips share."""
+def test_a_file_of_pods_equals_the_shorthand(tmp_path: Path) -> None:
+    """Also with custom hosts, whose egress four chips share."""
     path = written(tmp_path, 'chip = "tpu-v5e"\npods = 4\ntorus = { shape = [16, 16] }')
     assert load_cluster(path).topology == load_cluster("tpu-v5e:16x16*4").topology
     path = written(tmp_path, """
@@ -245,11 +245,11 @@ def test_another_chip_sets_the_rate_between_pods() -> None:
     faster = replace_chip(cluster, dataclasses.replace(cluster.chip, dcn_bytes_per_s_per_host=100e9))
     assert isinstance(faster.topology, Pods)
     assert (faster.topology.bytes_per_s, faster.topology.levels) == (12.5e9, (16, 16, 4))
-    one = load_cluster("tpu-v5e:16x16")
-    assert replace_chip(one, one.chip) == one
+    single_slice = load_cluster("tpu-v5e:16x16")
+    assert replace_chip(single_slice, single_slice.chip) == single_slice
 
 
-def test_a_chip_and_torus_of_ones_own_without_a_base(tmp_path: Path) -> None:
+def test_a_chip_and_torus_without_a_base_are_loaded(tmp_path: Path) -> None:
     path = written(tmp_path, """
         name = "two by two"
         torus = { shape = [2, 2], bytes_per_s = 45e9, hop_latency_s = 0, wrap_rule = "never" }
@@ -279,8 +279,8 @@ def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     chips._load_chip_tables.cache_clear()
 
 
-def test_adding_a_chip_is_one_data_file(catalogue: Path) -> None:
-    written(catalogue, CHIP, "example.toml")
+def test_a_chip_is_added_by_a_data_file(catalogue: Path) -> None:
+    written(catalogue, CHIP_TOML, "example.toml")
     assert "example-x1" in chip_names()
     cluster = load_cluster("example-x1:64")
     assert isinstance(cluster.topology, Switched)
@@ -322,14 +322,14 @@ NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
         (NETWORK + "chip = 'h100'\ntorus = 4", ["found torus and tiers; one of torus, tiers and levels is required"]),
     ],
 )
-def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, problems: list[str]) -> None:
-    found = refused(tmp_path, text)
-    assert len(found) == len(problems)
-    assert all(line.startswith(problem) for line, problem in zip(found, problems, strict=True)), found
+def test_problems_of_a_cluster_file_are_reported(tmp_path: Path, text: str, problems: list[str]) -> None:
+    lines = refused(tmp_path, text)
+    assert len(lines) == len(problems)
+    assert all(line.startswith(problem) for line, problem in zip(lines, problems, strict=True)), lines
 
 
 @pytest.mark.parametrize("text", ["a = [", "x = " + "[" * 5000, "x = " + "9" * 5000, "a = 1\na = 2"])
-def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
+def test_invalid_toml_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"^cluster: .*f\.toml is not TOML: "):
         load_cluster(written(tmp_path, text, "f.toml"))
 
@@ -374,12 +374,12 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
         ("peak_flops_per_s = 4", "chip: peak_flops_per_s: found 4; dense peaks by number format, such as "),
     ],
 )
-def test_what_is_wrong_with_a_value_of_the_chip(tmp_path: Path, line: str, problem: str) -> None:
-    (found,) = refused(tmp_path, f"{NETWORK}[chip]\nbase = 'h100'\n{line}")
-    assert found.startswith(problem)
+def test_problems_of_a_chips_values_are_reported(tmp_path: Path, line: str, problem: str) -> None:
+    (message,) = refused(tmp_path, f"{NETWORK}[chip]\nbase = 'h100'\n{line}")
+    assert message.startswith(problem)
 
 
-def test_what_a_chip_without_a_base_needs(tmp_path: Path) -> None:
+def test_a_chip_without_a_base_requires_all_values(tmp_path: Path) -> None:
     memory, rate, peaks = refused(tmp_path, NETWORK + "[chip]\nvendor = 'x'")
     assert memory == 'chip: memory_bytes: missing; a number above 0, such as 8e10 or "80 GB", is required'
     assert rate.startswith("chip: memory_bytes_per_s: missing; ")
@@ -416,10 +416,10 @@ HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1e9 }, { name = 'b', size 
         ("torus = { shape = [4, 4] }", [f"torus: {key}: missing; " for key in ("bytes_per_s", "hop_latency_s", "wrap_rule")]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_the_network(tmp_path: Path, network: str, problems: list[str]) -> None:
-    found = refused(tmp_path, f"chip = 'h100'\n{network}")
-    assert len(found) == len(problems), found
-    assert all(line.startswith(problem) for line, problem in zip(found, problems, strict=True)), found
+def test_problems_of_the_network_are_reported(tmp_path: Path, network: str, problems: list[str]) -> None:
+    lines = refused(tmp_path, f"chip = 'h100'\n{network}")
+    assert len(lines) == len(problems), lines
+    assert all(line.startswith(problem) for line, problem in zip(lines, problems, strict=True)), lines
 
 
 @pytest.mark.parametrize(
@@ -442,12 +442,12 @@ def test_what_is_wrong_with_the_network(tmp_path: Path, network: str, problems: 
         ("shape = 4", "torus: shape: found 4; a list of whole numbers of 1 to 10,000,000 is required"),
     ],
 )
-def test_what_is_wrong_with_a_torus(tmp_path: Path, torus: str, problem: str) -> None:
-    (found,) = refused(tmp_path, f"chip = 'tpu-v3'\ntorus = {{ {torus} }}")
-    assert found.startswith(problem)
+def test_problems_of_a_torus_are_reported(tmp_path: Path, torus: str, problem: str) -> None:
+    (message,) = refused(tmp_path, f"chip = 'tpu-v3'\ntorus = {{ {torus} }}")
+    assert message.startswith(problem)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     for path, message in (
         ("nowhere.toml", "cluster: cannot read nowhere.toml: No such file or directory"),
         ("a\0b.toml", "embedded null byte"),
@@ -483,15 +483,15 @@ def lines(pairs: dict[str, str]) -> str:
 
 def mutated(text: str, place: int, value: str) -> str:
     """The text with the value of one of its lines replaced."""
-    kept = text.splitlines()
-    at = [number for number, line in enumerate(kept) if "=" in line][place % 8]
-    kept[at] = f"{kept[at].partition('=')[0]}= {value}"
-    return "\n".join(kept)
+    lines = text.splitlines()
+    number = [number for number, line in enumerate(lines) if "=" in line][place % 8]
+    lines[number] = f"{lines[number].partition('=')[0]}= {value}"
+    return "\n".join(lines)
 
 
 FILES = st.one_of(
     st.text(max_size=60),
-    st.builds(mutated, st.just(OWN), st.integers(0, 7), ODD),
+    st.builds(mutated, st.just(CLUSTER_TOML), st.integers(0, 7), ODD),
     st.builds(
         lambda top, chip, tiers, torus: (
             lines(top)
@@ -502,7 +502,7 @@ FILES = st.one_of(
         st.dictionaries(st.sampled_from(["name", "chip", "torus", "pods", "tiers", "odd"]), ODD, max_size=2),
         st.none() | PAIRS, st.lists(PAIRS, max_size=2), st.none() | PAIRS,
     ),
-    st.builds(lambda pairs: f"{OWN}[calibration]\n{lines(pairs)}", CALIBRATION),
+    st.builds(lambda pairs: f"{CLUSTER_TOML}[calibration]\n{lines(pairs)}", CALIBRATION),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A cluster file with a calibration: written and read again, left out in part, and what is wrong with one."""
+"""A cluster file with a calibration: written and read back, given in part, and refused where it is wrong."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from shardwise.hardware.stacks import get_stack
 from shardwise.values.errors import InputError
 
 ROOT = Path(__file__).parents[3]
-OWN, SLICE, *_ = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
+CLUSTER_TOML, SLICE_TOML, *_ = re.findall(
+    r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL
+)
 TITAN = get_stack("torchtitan")
 
 
 def some_calibration(chip: str) -> Calibration:
-    """One that differs from what is shipped in every value, with digits that do not come out even."""
+    """A calibration that differs from the shipped one in every value, with values that decimals do not represent exactly."""
     shipped = published_calibration(chip, TITAN)
     constants = {
-        name: float(one.from_unbounded(one.to_unbounded(shipped[name]) + (number + 1) / 37))
-        for number, (name, one) in enumerate(CONSTANTS.items())
+        name: float(constant.from_unbounded(constant.to_unbounded(shipped[name]) + (number + 1) / 37))
+        for number, (name, constant) in enumerate(CONSTANTS.items())
     }
     return replace(
         shipped, constants=constants, clock=1 / 1.3, fused_attention=False, has_capacity=True,
@@ -41,40 +43,46 @@ def some_calibration(chip: str) -> Calibration:
     ["h100:8", "h100:512", "gb200:144", "mi300x:8", "tpu-v5p:4x4x8", "tpu-v5e:16x16*4", "tpu-v4:4x4x8_twisted", "tpu-v3:4x4",
      "local:4", "own.toml", "slice.toml"],
 )  # fmt: skip
-def test_what_is_written_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_written_cluster_file_is_read_back_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("own.toml").write_text(OWN, encoding="utf-8")
-    Path("slice.toml").write_text(SLICE, encoding="utf-8")
-    own = load_measured_cluster(text)
-    calibration = some_calibration(own.nominal.chip.base or "")
-    Path("again.toml").write_text(format_cluster_toml(own.nominal, calibration, {"exposed": "± 0.1"}), encoding="utf-8")
-    again = load_measured_cluster("again.toml")
-    assert (again.nominal, again.calibration) == (own.nominal, calibration)
-    assert load_cluster("again.toml") == with_calibration(own.nominal, calibration)
+    Path("own.toml").write_text(CLUSTER_TOML, encoding="utf-8")
+    Path("slice.toml").write_text(SLICE_TOML, encoding="utf-8")
+    original = load_measured_cluster(text)
+    calibration = some_calibration(original.nominal.chip.base or "")
+    Path("again.toml").write_text(
+        format_cluster_toml(original.nominal, calibration, {"exposed": "± 0.1"}), encoding="utf-8"
+    )
+    read_back = load_measured_cluster("again.toml")
+    assert (read_back.nominal, read_back.calibration) == (original.nominal, calibration)
+    assert load_cluster("again.toml") == with_calibration(original.nominal, calibration)
     assert "# ± 0.1" in Path("again.toml").read_text(encoding="utf-8")
 
 
-def test_only_what_differs_from_the_catalogue_is_written(tmp_path: Path) -> None:
+def test_only_differences_from_the_catalogue_are_written(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
-    file.write_text(OWN, encoding="utf-8")
-    own = load_measured_cluster(str(file))
-    text = format_cluster_toml(own.nominal, some_calibration("h100"))
+    file.write_text(CLUSTER_TOML, encoding="utf-8")
+    measured = load_measured_cluster(str(file))
+    text = format_cluster_toml(measured.nominal, some_calibration("h100"))
     assert 'base = "h100"' in text
     assert "power_w = 500.0" in text
     assert "memory_bytes" not in text
 
 
-def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
+def test_missing_values_of_a_table_are_the_shipped_ones(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
-    file.write_text(f'{OWN}\n[calibration]\nstack = "torchtitan"\nconstants = {{ exposed = 0.25 }}\n', encoding="utf-8")
-    found = load_cluster(str(file))
-    assert found.calibration is not None
-    assert found.calibration.constants == {**constant_values("h100", TITAN), "exposed": 0.25}
-    assert found.calibration.spread == published_calibration("h100", TITAN).spread
-    assert found.calibration.source == "own.toml"
-    assert found.calibration.clock == pytest.approx((500 / 700) ** (1 / 3))  # the file's chip is limited to 500 W
-    assert isinstance(found.sustained_topology, Switched)
-    assert found.sustained_topology.tiers[0].fraction == found.calibration["link_fraction"]
+    file.write_text(
+        f'{CLUSTER_TOML}\n[calibration]\nstack = "torchtitan"\nconstants = {{ exposed = 0.25 }}\n', encoding="utf-8"
+    )
+    cluster = load_cluster(str(file))
+    assert cluster.calibration is not None
+    assert cluster.calibration.constants == {**constant_values("h100", TITAN), "exposed": 0.25}
+    assert cluster.calibration.spread == published_calibration("h100", TITAN).spread
+    assert cluster.calibration.source == "own.toml"
+    assert cluster.calibration.clock == pytest.approx((500 / 700) ** (1 / 3))  # the file's chip is limited to 500 W
+    assert isinstance(cluster.sustained_topology, Switched)
+    assert cluster.sustained_topology.tiers[0].fraction == cluster.calibration["link_fraction"]
     assert load_measured_cluster(str(file)).nominal.topology.levels == (8, 4)
 
 
@@ -101,26 +109,26 @@ def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_calibration(tmp_path: Path, table: str, problems: list[str]) -> None:
+def test_problems_of_a_calibration_are_reported(tmp_path: Path, table: str, problems: list[str]) -> None:
     file = tmp_path / "own.toml"
-    top, _, tables = OWN.partition("[chip]")
+    top, _, tables = CLUSTER_TOML.partition("[chip]")
     file.write_text(
-        f"{table}\n{OWN}" if table.startswith("cal") else f"{top}[chip]{tables}\n{table}\n", encoding="utf-8"
+        f"{table}\n{CLUSTER_TOML}" if table.startswith("cal") else f"{top}[chip]{tables}\n{table}\n", encoding="utf-8"
     )
     with pytest.raises(InputError) as caught:
         load_cluster(str(file))
     assert len(caught.value.problems) == len(problems)
-    for found, required in zip(caught.value.problems, problems, strict=True):
-        assert found.startswith(required)
+    for problem, required in zip(caught.value.problems, problems, strict=True):
+        assert problem.startswith(required)
 
 
-def test_another_chip_leaves_what_collectives_reach_between_pods() -> None:
-    own = load_measured_cluster("tpu-v5e:16x16*4")
-    cluster = with_calibration(own.nominal, some_calibration("tpu-v5e"))
-    again = replace_chip(cluster, replace(cluster.chip, dcn_bytes_per_s_per_host=2e10, host_shape=(8,)))
-    assert isinstance(again.sustained_topology, Pods)
+def test_another_chip_keeps_the_network_fraction_between_pods() -> None:
+    measured = load_measured_cluster("tpu-v5e:16x16*4")
+    cluster = with_calibration(measured.nominal, some_calibration("tpu-v5e"))
+    replaced = replace_chip(cluster, replace(cluster.chip, dcn_bytes_per_s_per_host=2e10, host_shape=(8,)))
+    assert isinstance(replaced.sustained_topology, Pods)
     assert cluster.calibration is not None
-    assert again.sustained_topology.bytes_per_s == pytest.approx(2e10 / 8 * cluster.calibration["network_fraction"])
+    assert replaced.sustained_topology.bytes_per_s == pytest.approx(2e10 / 8 * cluster.calibration["network_fraction"])
 
 
 def test_texts_are_escaped() -> None:

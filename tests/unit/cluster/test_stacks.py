@@ -1,4 +1,4 @@
-"""Stacks by name: the constants they give a cluster, what stands for what no run measured, and clusters of one's own."""
+"""Stacks by name: the constants of a cluster, substitutes for chips without runs, and clusters from files."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_a_cluster_under_a_stack_has_its_constants_and_links_at_their_rate(name:
     assert cluster.calibration == published_calibration(plain.chip.name, get_stack("compiled"))
     assert replace(cluster, calibration=None) == plain
     inner, outer = cluster.calibration["link_fraction"], cluster.calibration["network_fraction"]
-    mine, its = cluster.sustained_topology, plain.sustained_topology
-    if isinstance(mine, Switched):
-        assert [tier.fraction for tier in mine.tiers] == [inner] + [outer] * (len(mine.tiers) - 1)
+    sustained, rated = cluster.sustained_topology, plain.sustained_topology
+    if isinstance(sustained, Switched):
+        assert [tier.fraction for tier in sustained.tiers] == [inner] + [outer] * (len(sustained.tiers) - 1)
         return
-    if isinstance(mine, Pods):
-        assert isinstance(its, Pods)
-        assert mine.bytes_per_s == its.bytes_per_s * outer
-        mine, its = mine.torus, its.torus
-    assert isinstance(mine, Torus)
-    assert isinstance(its, Torus)
-    assert mine.bytes_per_s == its.bytes_per_s * inner
+    if isinstance(sustained, Pods):
+        assert isinstance(rated, Pods)
+        assert sustained.bytes_per_s == rated.bytes_per_s * outer
+        sustained, rated = sustained.torus, rated.torus
+    assert isinstance(sustained, Torus)
+    assert isinstance(rated, Torus)
+    assert sustained.bytes_per_s == rated.bytes_per_s * inner
 
 
 @pytest.mark.parametrize("name", stack_names())
@@ -65,22 +65,22 @@ def test_every_stack_can_be_named(name: str) -> None:
     )
 
 
-def test_a_stack_is_known_on_the_chips_and_for_the_models_that_it_was_run_with() -> None:
+def test_a_stack_has_measured_intervals_for_its_chips_and_kinds_of_models() -> None:
     """torchtitan on H100: 22 dense runs that were compiled and no mixture of experts; on B200 none at all."""
     spread = load_published_fit()["spread"]
     stack = get_stack("torchtitan")
     assert num_runs("h100", stack, "dense") == 22
-    here, there = published_calibration("h100", stack), published_calibration("b200", stack)
-    assert list(here.spread["dense"]) == spread["known"]["dense"]["hopper torchtitan"]
-    assert list(here.spread["moe"]) == spread["unknown"]["moe"]["hopper"]
-    assert list(there.spread["dense"]) == spread["unknown"]["dense"]["blackwell"]
-    assert here.spread_notes.keys() == {"moe"}
-    assert there.spread_notes.keys() == {"dense", "moe"}
-    assert all("fewer than" not in one.source for one in (here, there))
+    on_hopper, on_blackwell = published_calibration("h100", stack), published_calibration("b200", stack)
+    assert list(on_hopper.spread["dense"]) == spread["known"]["dense"]["hopper torchtitan"]
+    assert list(on_hopper.spread["moe"]) == spread["unknown"]["moe"]["hopper"]
+    assert list(on_blackwell.spread["dense"]) == spread["unknown"]["dense"]["blackwell"]
+    assert on_hopper.spread_notes.keys() == {"moe"}
+    assert on_blackwell.spread_notes.keys() == {"dense", "moe"}
+    assert all("fewer than" not in calibration.source for calibration in (on_hopper, on_blackwell))
 
 
-def test_a_prediction_says_what_makes_its_own_interval_wide() -> None:
-    """Of torchtitan on H100 there are runs of dense models and none of experts: only of experts is that said."""
+def test_a_prediction_states_what_widens_its_interval() -> None:
+    """torchtitan on H100 has runs of dense models and none of experts: only predictions of experts say so."""
     cluster = sw.load_cluster("h100:8", stack="torchtitan")
     job = sw.Job(global_batch_tokens=2**17, seq_len=4096)
     layout = sw.Layout(fsdp=8, zero_stage=3)
@@ -101,7 +101,7 @@ def test_an_unknown_stack_lists_the_names() -> None:
         sw.load_cluster("h100:8", stack="nemo")
 
 
-def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
+def test_a_chip_without_runs_names_its_substitute_and_has_a_wider_interval() -> None:
     stack = get_stack("nemo-25")
     like, none = published_calibration("h800", stack), published_calibration("mi300x", stack)
     assert (SIMILAR_CHIP["h800"], like.constants) == ("h100", constant_values("h100", stack))
@@ -120,8 +120,8 @@ def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
 @pytest.mark.parametrize(
     ("chip", "clock"), [("gb300", 1.0527), ("b300", 1.0), ("h100-pcie", 0.868), ("a100-80gb-pcie", 0.9086)]
 )
-def test_a_similar_chip_sustains_of_its_own_peak_what_its_power_allows(chip: str, clock: float) -> None:
-    """The sustained clock follows the power for each peak FLOP/s; interval and note say what is assumed."""
+def test_a_similar_chip_sustains_the_share_of_its_peak_that_its_power_allows(chip: str, clock: float) -> None:
+    """The sustained clock follows the power per peak FLOP/s; interval and note state the assumption."""
     cluster = with_published_constants(sw.load_cluster(f"{chip}:4"), get_stack("megatron"))
     calibration = cluster.calibration
     assert calibration is not None
@@ -135,7 +135,7 @@ def test_the_power_rule_agrees_with_micro_benchmarks() -> None:
     assert pcie.matmul_fraction / sxm.matmul_fraction == pytest.approx(clock_of_similar_chip(pcie, sxm), rel=0.03)
 
 
-OWN = """
+CAPPED_TOML = """
 [chip]
 base = "h100"
 name = "h100-capped"
@@ -148,13 +148,13 @@ bytes_per_s = "450 GB/s"
 """
 
 
-def test_a_file_is_under_a_stack_as_the_chip_that_it_starts_from(tmp_path: Path) -> None:
-    """At the clock that its power limit leaves; the time of products goes with it."""
+def test_a_cluster_file_has_the_stacks_constants_of_its_base_chip(tmp_path: Path) -> None:
+    """The clock and the time of products follow the power limit."""
     model, job = sw.load_model("llama-3.2-1b"), sw.Job(global_batch_tokens=2**19, seq_len=4096)
     seconds = []
     for power in (700, 350):
         path = tmp_path / "own.toml"
-        path.write_text(OWN.format(power=power), encoding="utf-8")
+        path.write_text(CAPPED_TOML.format(power=power), encoding="utf-8")
         cluster = sw.load_cluster(str(path), stack="nemo-25")
         assert cluster.calibration is not None
         assert cluster.calibration.constants == constant_values("h100", get_stack("nemo-25"))
@@ -164,29 +164,31 @@ def test_a_file_is_under_a_stack_as_the_chip_that_it_starts_from(tmp_path: Path)
     assert 1.1 < seconds[1] / seconds[0] < 2 ** (1 / 3)
 
 
-def test_a_calibration_of_ones_own_stays(tmp_path: Path) -> None:
+def test_a_files_calibration_is_not_replaced_by_a_stack(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
-    path.write_text(f'{OWN.format(power=700)}\n[calibration]\nstack = "fused"\n', encoding="utf-8")
-    own = sw.load_cluster(str(path)).calibration
-    assert own is not None
-    assert own.stack == "fused"
+    path.write_text(f'{CAPPED_TOML.format(power=700)}\n[calibration]\nstack = "fused"\n', encoding="utf-8")
+    calibration = sw.load_cluster(str(path)).calibration
+    assert calibration is not None
+    assert calibration.stack == "fused"
     with pytest.raises(InputError, match=r"found nemo-25 for own, which has a \[calibration\] of its own \(fused\)"):
         sw.load_cluster(str(path), stack="nemo-25")
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_another_calibration_takes_the_place_of_the_first(name: str) -> None:
-    """And without any the links have their rated speed, from which the books' rules start."""
+def test_another_calibration_replaces_the_first(name: str) -> None:
+    """Without a calibration links have their rated speed, which the books' rules use."""
     first, second = sw.load_cluster(name, stack="compiled"), sw.load_cluster(name, stack="shardwise")
     assert second.calibration is not None
-    again = with_calibration(first, second.calibration)
-    assert again.calibration == second.calibration
+    replaced = with_calibration(first, second.calibration)
+    assert replaced.calibration == second.calibration
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096, precision="fp32" if name == "local:4" else "bf16")
     model = sw.load_model("llama-3.2-1b")
-    here, there = (sw.book_rules(model, cluster, job) for cluster in (first, sw.load_cluster(name)))
-    assert [(rule.name, pytest.approx(rule.value)) for rule in here] == [(rule.name, rule.value) for rule in there]
+    calibrated_rules, rated_rules = (sw.book_rules(model, cluster, job) for cluster in (first, sw.load_cluster(name)))
+    assert [(rule.name, pytest.approx(rule.value)) for rule in calibrated_rules] == [
+        (rule.name, rule.value) for rule in rated_rules
+    ]
     assert without_calibration(first).calibration is None
-    assert again.sustained_topology.axis_bytes_per_s() == pytest.approx(second.sustained_topology.axis_bytes_per_s())
+    assert replaced.sustained_topology.axis_bytes_per_s() == pytest.approx(second.sustained_topology.axis_bytes_per_s())
 
 
 def test_another_chip_keeps_the_rate_between_pods() -> None:
@@ -198,8 +200,8 @@ def test_another_chip_keeps_the_rate_between_pods() -> None:
 
 
 @pytest.mark.parametrize("name", ["h100:32", "tpu-v5e:4x4*2"])
-def test_other_sizes_have_the_same_constants(name: str) -> None:
-    """What would meet a deadline is predicted as what missed it was."""
+def test_constants_do_not_depend_on_the_clusters_size(name: str) -> None:
+    """A cluster proposed to meet a deadline is priced with the same constants as the one that misses it."""
     cluster = sw.load_cluster(name, stack="compiled")
     larger = next(iterate_sizes(cluster, 2.0))
     assert larger == sw.load_cluster(larger.name, stack="compiled")

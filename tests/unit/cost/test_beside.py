@@ -1,4 +1,4 @@
-"""What tensor parallelism moves hides beside products of weight gradients, and while a device waits for its host."""
+"""Traffic of tensor parallelism hides beside products of weight gradients, and while a device waits for its host."""
 
 from __future__ import annotations
 
@@ -49,49 +49,50 @@ def num_kernels(parts: UnitCostInputs, phase: str) -> int:
 PLAIN = block_at(RATES)
 
 
-def test_only_stacks_of_megatrons_kind_move_beside_weight_gradients() -> None:
+def test_only_stacks_like_megatron_overlap_traffic_with_weight_gradients() -> None:
     kinds = {name: get_stack(name).overlaps_gradients for name in ("megatron-2022", "torchtitan", "maxtext")}
     assert kinds == {"megatron-2022": True, "torchtitan": False, "maxtext": False}
 
 
 def test_backward_traffic_hides_beside_the_products_of_weight_gradients() -> None:
-    """Of the three collectives of a backward pass over parts of sequences two: the gradients of outputs come before all."""
-    beside = block_at(replace(RATES, overlaps_gradients=True))
-    moved_s = PLAIN.backward_traffic_s["tp"]
-    assert PLAIN.weight_s > moved_s > 0
-    assert beside.backward_traffic_s["tp"] == pytest.approx(moved_s / 3)
-    assert beside.forward_traffic_s == PLAIN.forward_traffic_s
-    assert beside.backward_s == PLAIN.backward_s
+    """Two of the three collectives of a backward pass with sequence parallelism hide; the gather of output gradients comes
+    first."""
+    overlapped = block_at(replace(RATES, overlaps_gradients=True))
+    traffic_s = PLAIN.backward_traffic_s["tp"]
+    assert PLAIN.weight_s > traffic_s > 0
+    assert overlapped.backward_traffic_s["tp"] == pytest.approx(traffic_s / 3)
+    assert overlapped.forward_traffic_s == PLAIN.forward_traffic_s
+    assert overlapped.backward_s == PLAIN.backward_s
 
 
-def test_traffic_that_is_longer_than_those_products_hides_in_part() -> None:
+def test_traffic_longer_than_the_products_hides_in_part() -> None:
     peaks = {dtype: peak * 20 for dtype, peak in RATES.chip.peak_flops_per_s.items()}
     fast = replace(RATES, chip=replace(RATES.chip, peak_flops_per_s=peaks))
-    apart, beside = block_at(fast), block_at(replace(fast, overlaps_gradients=True))
-    assert 0 < apart.weight_s < apart.backward_traffic_s["tp"] * 2 / 3
-    assert apart.backward_traffic_s["tp"] - beside.backward_traffic_s["tp"] == pytest.approx(apart.weight_s)
+    plain, overlapped = block_at(fast), block_at(replace(fast, overlaps_gradients=True))
+    assert 0 < plain.weight_s < plain.backward_traffic_s["tp"] * 2 / 3
+    assert plain.backward_traffic_s["tp"] - overlapped.backward_traffic_s["tp"] == pytest.approx(plain.weight_s)
 
 
 def test_traffic_in_pieces_does_not_hide_a_second_time() -> None:
     pieces = replace(LAYOUT, async_tp=True)
-    apart, beside = block_at(RATES, pieces), block_at(replace(RATES, overlaps_gradients=True), pieces)
-    assert apart.backward_traffic_s["tp"] < PLAIN.backward_traffic_s["tp"]
-    assert beside.backward_traffic_s == apart.backward_traffic_s
+    plain, overlapped = block_at(RATES, pieces), block_at(replace(RATES, overlaps_gradients=True), pieces)
+    assert plain.backward_traffic_s["tp"] < PLAIN.backward_traffic_s["tp"]
+    assert overlapped.backward_traffic_s == plain.backward_traffic_s
 
 
-def test_where_the_device_waits_for_its_host_traffic_runs_meanwhile() -> None:
-    """A pass takes what its host takes, and of its traffic what is longer than the wait shows."""
+def test_traffic_runs_while_the_device_waits_for_its_host() -> None:
+    """A pass takes the host's time; exposed is the traffic beyond the wait."""
     forward = num_kernels(block_parts(pricing_at(RATES)), "forward")
-    own_s, moved_s = PLAIN.forward_s, PLAIN.forward_traffic_s["tp"]
+    kernels_s, traffic_s = PLAIN.forward_s, PLAIN.forward_traffic_s["tp"]
     for share in (0.25, 0.5, 2.0):
-        rates = replace(RATES, host_s=(own_s + share * moved_s) / forward)
-        found = block_at(rates)
-        assert found.forward_s == pytest.approx(own_s + share * moved_s)
-        assert found.forward_traffic_s["tp"] == pytest.approx(max(1 - share, 0) * moved_s)
+        rates = replace(RATES, host_s=(kernels_s + share * traffic_s) / forward)
+        block = block_at(rates)
+        assert block.forward_s == pytest.approx(kernels_s + share * traffic_s)
+        assert block.forward_traffic_s["tp"] == pytest.approx(max(1 - share, 0) * traffic_s)
 
 
-def test_a_gap_of_the_list_holds_no_traffic_that_fills_it() -> None:
-    """What the host adds to the kernels of the list, and its traffic, are together what the unit takes."""
+def test_gaps_of_the_list_do_not_count_the_traffic_within_them() -> None:
+    """Kernels of the list, the gaps that the host adds, and traffic add up to the unit's time."""
     pricing = pricing_at(RATES)
     parts = block_parts(pricing)
     forward = num_kernels(parts, "forward")
@@ -106,43 +107,43 @@ def test_a_gap_of_the_list_holds_no_traffic_that_fills_it() -> None:
 
 
 def backward_of(rates: Rates, layout: Layout) -> tuple[float, float]:
-    """Seconds of a layer's recomputation and backward pass, and what of its tensor-parallel traffic shows."""
+    """Seconds of a layer's recomputation and backward pass, and its exposed tensor-parallel traffic."""
     block = block_at(rates, layout)
     return float(block.recompute_s + block.backward_s), float(block.backward_traffic_s["tp"])
 
 
-def test_what_a_host_gets_ahead_in_a_backward_pass_it_need_not_wait_for_in_the_recomputation() -> None:
-    """The device's kernels of a backward pass are longer than those of the recomputation, for as many launches."""
+def test_time_that_a_host_is_ahead_in_the_backward_pass_offsets_the_recomputation() -> None:
+    """Kernels of a backward pass are longer than those of the recomputation, with equally many launches."""
     layout = replace(LAYOUT, recompute="full")
     parts = pricing_at(RATES, layout).pricer.parts(pricing_at(RATES, layout).scheme, "block")
-    plain, (own_s, moved_s) = block_at(RATES, layout), backward_of(RATES, layout)
+    plain, (kernels_s, traffic_s) = block_at(RATES, layout), backward_of(RATES, layout)
     recomputed, backward = num_kernels(parts, "recompute"), num_kernels(parts, "backward")
     # a host that is late with the recomputation by less than it is early with the backward pass
     of_recomputation, of_backward = plain.recompute_s / recomputed, plain.backward_s / backward
     late, early = sorted((of_recomputation, of_backward))
     host_s = late + 0.25 * (early - late)
-    assert host_s * (recomputed + backward) < own_s
-    assert backward_of(replace(RATES, host_s=host_s), layout) == pytest.approx((own_s, moved_s))
+    assert host_s * (recomputed + backward) < kernels_s
+    assert backward_of(replace(RATES, host_s=host_s), layout) == pytest.approx((kernels_s, traffic_s))
     # both queues as long: the device waits for no more than the difference, in which the traffic of both phases runs
-    host_s = (own_s + 0.5 * moved_s) / (recomputed + backward)
-    assert sum(backward_of(replace(RATES, host_s=host_s), layout)) == pytest.approx(own_s + moved_s)
-    host_s = (own_s + 2 * moved_s) / (recomputed + backward)
-    assert backward_of(replace(RATES, host_s=host_s), layout) == pytest.approx((own_s + 2 * moved_s, 0.0))
+    host_s = (kernels_s + 0.5 * traffic_s) / (recomputed + backward)
+    assert sum(backward_of(replace(RATES, host_s=host_s), layout)) == pytest.approx(kernels_s + traffic_s)
+    host_s = (kernels_s + 2 * traffic_s) / (recomputed + backward)
+    assert backward_of(replace(RATES, host_s=host_s), layout) == pytest.approx((kernels_s + 2 * traffic_s, 0.0))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0, 1.1, 3.0])
-def test_the_list_and_the_price_agree_on_what_a_host_hides(share: float) -> None:
-    """Kernels with their gaps and collectives of the list take what the unit takes, whichever of both queues is longer."""
+def test_the_list_and_the_price_agree_on_the_hosts_waits(share: float) -> None:
+    """Kernels, gaps and collectives of the list add up to the unit's time, whichever of the two queues is longer."""
     layout = replace(LAYOUT, recompute="full")
     priced = pricing_at(RATES, layout)
     parts = priced.pricer.parts(priced.scheme, "block")
     phases = ("recompute", "backward")
-    own_s, moved_s = backward_of(RATES, layout)
-    rates = replace(RATES, host_s=share * (own_s + moved_s) / sum(num_kernels(parts, phase) for phase in phases))
+    unit_s, traffic_s = backward_of(RATES, layout)
+    rates = replace(RATES, host_s=share * (unit_s + traffic_s) / sum(num_kernels(parts, phase) for phase in phases))
     listed = InstructionPricer(pricing_at(rates, layout), "block")
     kernels_s = sum(float(priced.pricer.compute_s(parts, phase, priced.values)) for phase in phases)
     kernels_s += sum(
         float(priced.pricer.kernels_s(parts, phase, priced.values, making_gradients=True)) for phase in phases
     )
     gaps_s = sum(num_kernels(parts, phase) * listed.gap_s(phase) for phase in phases)
-    assert kernels_s + gaps_s + moved_s == pytest.approx(sum(backward_of(rates, layout)))
+    assert kernels_s + gaps_s + traffic_s == pytest.approx(sum(backward_of(rates, layout)))

@@ -1,4 +1,4 @@
-"""A budget of activations: the set of tensors that fits it, and no slower than any other that does."""
+"""A budget of activations: the set of saved tensors fits it, and no other set that fits is faster."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def pricing(name: str, policy: str) -> Pricing:
     return Pricing(Problem(sw.load_model(model), where, job), replace(Layout.parse(text), recompute=policy))
 
 
-def chosen(name: str, most: float) -> Layout:
-    one = pricing(name, "full")
-    layout = replace(one.layout, recompute=f"budget:{most / 1e9:.6f}GB")
-    return fit_recompute_budget(Problem(one.architecture, one.cluster, one.job), layout)
+def chosen(name: str, limit_bytes: float) -> Layout:
+    pricing_full = pricing(name, "full")
+    layout = replace(pricing_full.layout, recompute=f"budget:{limit_bytes / 1e9:.6f}GB")
+    return fit_recompute_budget(Problem(pricing_full.architecture, pricing_full.cluster, pricing_full.job), layout)
 
 
 def ends(name: str) -> tuple[float, float]:
-    """Activations of the fullest device where layers keep their input alone, and all that is read."""
-    least, most = (max(activation_bytes_by_stage(pricing(name, policy))) for policy in ("full", "none"))
-    return least, most
+    """Activations of the fullest device with full recomputation and without recomputation."""
+    smallest, largest = (max(activation_bytes_by_stage(pricing(name, policy))) for policy in ("full", "none"))
+    return smallest, largest
 
 
 def some_sets(layer: RecomputeLayer, number: int) -> list[str]:
@@ -60,13 +60,13 @@ def some_sets(layer: RecomputeLayer, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_activations_are_within_the_budget_and_more_is_no_slower(name: str) -> None:
-    least, most = ends(name)
+def test_activations_stay_within_the_budget_and_larger_budgets_are_no_slower(name: str) -> None:
+    smallest, largest = ends(name)
     steps = []
     for share in SHARES if name != "two kinds of layer" else SHARES[:1]:
-        found = pricing(name, chosen(name, least + share * (most - least)).recompute)
-        steps.append(float(found.slowest_s()))
-        assert max(activation_bytes_by_stage(found)) <= least + share * (most - least)
+        budgeted = pricing(name, chosen(name, smallest + share * (largest - smallest)).recompute)
+        steps.append(float(budgeted.slowest_s()))
+        assert max(activation_bytes_by_stage(budgeted)) <= smallest + share * (largest - smallest)
     full, none = (float(pricing(name, policy).slowest_s()) for policy in ("full", "none"))
     assert full > steps[0]
     assert steps == sorted(steps, reverse=True)
@@ -74,45 +74,46 @@ def test_activations_are_within_the_budget_and_more_is_no_slower(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["zero", "tensor parallel", "experts"])
-def test_no_other_set_that_fits_is_faster(name: str) -> None:
-    """Than the budget's, which was chosen by sums of kernels of their own: of sets drawn by chance and of the named policies,
-    each priced as derived."""
-    least, most = ends(name)
+def test_no_other_set_within_the_budget_is_faster(name: str) -> None:
+    """The budget's set is chosen by sums of kernels; compare it with random sets and the named policies, each priced in full."""
+    smallest, largest = ends(name)
     (layer,) = recompute_layers(pricing(name, "full")).values()
-    others = [pricing(name, policy) for policy in (*some_sets(layer, 25), "selective", "full", "alternate")]
-    known = [(max(activation_bytes_by_stage(one)), float(one.slowest_s())) for one in others]
+    alternatives = [pricing(name, policy) for policy in (*some_sets(layer, 25), "selective", "full", "alternate")]
+    sizes_and_steps = [
+        (max(activation_bytes_by_stage(alternative)), float(alternative.slowest_s())) for alternative in alternatives
+    ]
     for share in (0.2, 0.5, 0.8):
-        budget = least + share * (most - least)
+        budget = smallest + share * (largest - smallest)
         best = float(pricing(name, chosen(name, budget).recompute).slowest_s())
-        fitting = [step for size, step in known if size <= budget]
+        fitting = [step for size, step in sizes_and_steps if size <= budget]
         assert fitting
         # a sum of kernels does not know what a host hides of the recomputation
         assert best <= min(fitting) * 1.005
 
 
-def test_the_whole_budget_keeps_all_and_too_little_is_refused() -> None:
-    least, most = ends("zero")
-    assert chosen("zero", most * 1.01).recompute == "none"
-    assert chosen("zero", least * 1.0001).recompute == "full"
+def test_a_sufficient_budget_keeps_all_and_an_insufficient_one_is_refused() -> None:
+    smallest, largest = ends("zero")
+    assert chosen("zero", largest * 1.01).recompute == "none"
+    assert chosen("zero", smallest * 1.0001).recompute == "full"
     with pytest.raises(InputError, match=r"recompute: found budget:.* GB of activations .* is required"):
-        chosen("zero", least * 0.99)
+        chosen("zero", smallest * 0.99)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_what_is_listed_adds_up_to_the_terms(name: str) -> None:
-    least, most = ends(name)
-    found = pricing(name, chosen(name, (least + most) / 2).recompute)
+def test_listed_tensors_add_up_to_the_terms(name: str) -> None:
+    smallest, largest = ends(name)
+    budgeted = pricing(name, chosen(name, (smallest + largest) / 2).recompute)
     plain = pricing(name, "none")
-    for one in list_layer_recompute(found):
-        cost = found.pricer.activation(one.layer, found.scheme, found.values, found.links)
-        assert one.kept_bytes == pytest.approx(cost.saved_bytes)
-        assert one.seconds > 0
-        (other,) = (each for each in list_layer_recompute(plain) if each.layer == one.layer)
-        assert not other.recomputed
-        assert other.kept_bytes >= one.kept_bytes
+    for listed in list_layer_recompute(budgeted):
+        cost = budgeted.pricer.activation(listed.layer, budgeted.scheme, budgeted.values, budgeted.links)
+        assert listed.kept_bytes == pytest.approx(cost.saved_bytes)
+        assert listed.seconds > 0
+        (plain_layer,) = (layer for layer in list_layer_recompute(plain) if layer.layer == listed.layer)
+        assert not plain_layer.recomputed
+        assert plain_layer.kept_bytes >= listed.kept_bytes
 
 
-def test_plans_have_the_set_and_refuse_wrong_names() -> None:
+def test_plans_keep_the_set_and_refuse_unknown_names() -> None:
     model, cluster, text = LAYOUTS["zero"]
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
     plan = plan_layout(

@@ -34,22 +34,22 @@ def test_long_sequences_hide_the_ring_behind_attention() -> None:
     assert ring.memory["buffers"] < gathered.memory["buffers"]
 
 
-def test_a_ring_hides_behind_all_but_one_piece_of_attention() -> None:
-    """Short sequences: of the traffic shows what is longer than 7/8 of the attention that it runs beside."""
+def test_a_ring_hides_behind_all_pieces_of_attention_but_the_last() -> None:
+    """Short sequences: exposed is the part of the traffic that exceeds 7/8 of the attention beside it."""
     assert isinstance(CLUSTER.topology, Switched)
     nvlink = CLUSTER.topology.tiers[0]
     ring = priced(SHORT, cp=8, cp_variant="zigzag")
     flops = 2 * 2 * MODEL.num_heads * MODEL.head_dim * 0.5 * 8192 * 1024
     compute = flops / CLUSTER.chip.matmul_flops_per_s("bf16") * 7 / 8
     block = 1024 * MODEL.num_kv_heads * MODEL.head_dim * 2 / (nvlink.bytes_per_s * nvlink.fraction)
-    around = 7 * (block + nvlink.base_latency_s + nvlink.hop_latency_s)
+    ring_s = 7 * (block + nvlink.base_latency_s + nvlink.hop_latency_s)
     # keys and values forward, beside 2 products; these and their gradients backward, beside 5
-    shown = max(2 * around - compute, 0) + max(4 * around - 2.5 * compute, 0)
-    assert shown > 0
-    assert ring.time["cp"] == pytest.approx(MODEL.num_layers * shown)
+    exposed_s = max(2 * ring_s - compute, 0) + max(4 * ring_s - 2.5 * compute, 0)
+    assert exposed_s > 0
+    assert ring.time["cp"] == pytest.approx(MODEL.num_layers * exposed_s)
 
 
-def test_one_card_carries_a_ring_out_of_its_node() -> None:
+def test_a_ring_leaves_its_node_through_a_single_card() -> None:
     """16 devices in two nodes: a gather leaves a node through all its cards, each hop of a ring through one."""
     cluster = load_cluster("h100:16")
     assert isinstance(cluster.topology, Switched)
@@ -76,15 +76,16 @@ def test_the_last_rank_of_a_plain_ring_has_the_most_scores(cp: int) -> None:
     assert uneven.hfu * uneven.step_time_s == pytest.approx(even.hfu * even.step_time_s)
 
 
-def test_a_window_evens_out_a_plain_ring() -> None:
-    """Every row past the window sees as many keys as the last."""
+def test_a_window_balances_a_plain_ring() -> None:
+    """Every row past the window attends to as many keys as the last row."""
     model = dataclasses.replace(MODEL, sliding_window=4096)
     even, uneven = (priced(model=model, cp=8, cp_variant=v) for v in ("zigzag", "ring"))
     assert uneven.time["forward"] == pytest.approx(even.time["forward"], rel=0.01)
 
 
-def test_ulysses_sends_an_eighth_of_what_it_keeps() -> None:
-    """Each device hands on 7/8 of its queries, keys, values and results, once each way; gathering brings 7 others'."""
+def test_ulysses_moves_an_eighth_of_what_gathering_moves() -> None:
+    """Each device sends 7/8 of its queries, keys, values and results, once each way; a gather receives those of 7 other
+    devices."""
     model = dataclasses.replace(MODEL, num_kv_heads=MODEL.num_heads)
     gathered, exchanged = (priced(model=model, cp=8, cp_variant=v) for v in ("all_gather", "ulysses"))
     # forward q, k, v and the result, backward the result and its gradient, then those of q, k and v: 9 shards of 1/8, against
@@ -93,7 +94,7 @@ def test_ulysses_sends_an_eighth_of_what_it_keeps() -> None:
     assert exchanged.time["forward"] == pytest.approx(gathered.time["forward"], rel=0.01)
 
 
-def test_asynchronous_tensor_parallelism_shows_what_the_products_do_not_hide() -> None:
+def test_asynchronous_tensor_parallelism_exposes_what_the_products_do_not_hide() -> None:
     plain, pieces = (priced(tp=8, zero_stage=0, sequence_parallel=True, async_tp=flag) for flag in (False, True))
     assert pieces.time["tp"] < 0.5 * plain.time["tp"]
     # positions are read once for queries and keys, whose products stand together

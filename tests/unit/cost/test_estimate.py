@@ -1,4 +1,4 @@
-"""An estimate is the sum of its terms, and follows what the layout changes."""
+"""An estimate is the sum of its terms, and its terms follow the layout."""
 
 from __future__ import annotations
 
@@ -43,47 +43,56 @@ def priced(layout: Layout, overlap: OverlapConvention = "per_axis", cluster: str
 @pytest.mark.parametrize("cluster", ["h100:64", "tpu-v5p:4x4x4"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_terms_add_up(name: str, cluster: str, overlap: OverlapConvention) -> None:
-    found = priced(LAYOUTS[name], overlap, cluster)
-    assert set(found.time) == set(TIME_TERMS)
-    assert set(found.memory) == set(MEMORY_TERMS)
-    assert math.fsum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
-    assert math.fsum(found.memory.values()) == pytest.approx(found.memory_bytes, rel=1e-12)
-    assert min(found.time.values()) >= 0
-    assert min(found.memory.values()) >= 0
-    assert min(found.hidden.values(), default=0) >= 0
+    priced_step = priced(LAYOUTS[name], overlap, cluster)
+    assert set(priced_step.time) == set(TIME_TERMS)
+    assert set(priced_step.memory) == set(MEMORY_TERMS)
+    assert math.fsum(priced_step.time.values()) == pytest.approx(priced_step.step_time_s, rel=1e-12)
+    assert math.fsum(priced_step.memory.values()) == pytest.approx(priced_step.memory_bytes, rel=1e-12)
+    assert min(priced_step.time.values()) >= 0
+    assert min(priced_step.memory.values()) >= 0
+    assert min(priced_step.hidden.values(), default=0) >= 0
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_what_an_estimate_says_of_itself_is_consistent(name: str) -> None:
-    found = priced(LAYOUTS[name])
+def test_throughput_mfu_days_and_margin_are_consistent(name: str) -> None:
+    priced_step = priced(LAYOUTS[name])
     peak = load_cluster("h100:64").chip.peak("bf16")
-    tokens = JOB.global_batch_tokens / found.step_time_s / 64
-    assert found.tokens_per_s_per_device == pytest.approx(tokens, rel=1e-12)
-    assert found.mfu == pytest.approx(tokens * model_flops_per_token(MODEL, 8192) / peak, rel=1e-12)
-    assert 0 < found.mfu <= found.hfu < 1
-    assert found.train_days == pytest.approx(15e12 / JOB.global_batch_tokens * found.step_time_s / 86400, rel=1e-12)
-    assert found.fits == (found.memory_bytes <= found.memory_capacity_bytes) == (found.margin >= 0)
-    assert found.margin == pytest.approx(1 - found.memory_bytes / load_cluster("h100:64").chip.capacity_bytes)
+    tokens = JOB.global_batch_tokens / priced_step.step_time_s / 64
+    assert priced_step.tokens_per_s_per_device == pytest.approx(tokens, rel=1e-12)
+    assert priced_step.mfu == pytest.approx(tokens * model_flops_per_token(MODEL, 8192) / peak, rel=1e-12)
+    assert 0 < priced_step.mfu <= priced_step.hfu < 1
+    assert priced_step.train_days == pytest.approx(
+        15e12 / JOB.global_batch_tokens * priced_step.step_time_s / 86400, rel=1e-12
+    )
+    assert (
+        priced_step.fits == (priced_step.memory_bytes <= priced_step.memory_capacity_bytes) == (priced_step.margin >= 0)
+    )
+    assert priced_step.margin == pytest.approx(
+        1 - priced_step.memory_bytes / load_cluster("h100:64").chip.capacity_bytes
+    )
 
 
-def test_terms_go_with_axes() -> None:
-    """Traffic of an axis that the layout does not split is nothing; the bubble belongs to the pipeline."""
+def test_an_axis_of_size_1_has_no_traffic() -> None:
+    """The traffic of an axis of size 1 is zero; only a pipeline has a bubble."""
     for name, layout in LAYOUTS.items():
-        found = priced(layout, "sum")
+        priced_step = priced(layout, "sum")
         for axis in ("tp", "cp", "pp", "dp"):
             if getattr(layout, axis) == 1:
                 # the loss, a scalar, is summed over dp, fsdp and cp as one group
-                assert found.time[axis] + found.hidden.get(axis, 0) <= (1e-4 if axis == "dp" else 0), (name, axis)
-        assert (found.time["bubble"] > 0) == (layout.pp > 1), name
-        assert (found.time["recompute"] > 0) == (layout.recompute != "none"), name
+                assert priced_step.time[axis] + priced_step.hidden.get(axis, 0) <= (1e-4 if axis == "dp" else 0), (
+                    name,
+                    axis,
+                )
+        assert (priced_step.time["bubble"] > 0) == (layout.pp > 1), name
+        assert (priced_step.time["recompute"] > 0) == (layout.recompute != "none"), name
 
 
-def test_zero_s_stages_hold_less_and_less() -> None:
+def test_state_shrinks_with_each_stage_of_zero() -> None:
     """State over 64: all of it, then without the optimizer's, the gradients', the weights' 63/64."""
     bf16 = get_precision("bf16")
     params = num_params(MODEL)
-    found = [priced(Layout(dp=64)), *(priced(Layout(fsdp=64, zero_stage=stage)) for stage in (1, 2, 3))]
-    state = [sum(e.memory[term] for term in ("parameters", "gradients", "master", "optimizer")) for e in found]
+    estimates = [priced(Layout(dp=64)), *(priced(Layout(fsdp=64, zero_stage=stage)) for stage in (1, 2, 3))]
+    state = [sum(e.memory[term] for term in ("parameters", "gradients", "master", "optimizer")) for e in estimates]
     assert state == pytest.approx(
         [
             params * bytes_per_parameter(bf16),
@@ -97,16 +106,16 @@ def test_zero_s_stages_hold_less_and_less() -> None:
 
 
 def test_recomputing_trades_memory_for_time() -> None:
-    found = [priced(Layout(fsdp=64, zero_stage=3, recompute=policy)) for policy in ("none", "selective", "full")]  # type: ignore[arg-type]
-    memory, time = [e.memory["activations"] for e in found], [e.time["recompute"] for e in found]
+    estimates = [priced(Layout(fsdp=64, zero_stage=3, recompute=policy)) for policy in ("none", "selective", "full")]  # type: ignore[arg-type]
+    memory, time = [e.memory["activations"] for e in estimates], [e.time["recompute"] for e in estimates]
     assert memory == sorted(memory, reverse=True)
     assert time == sorted(time)
     assert len(set(memory)) == len(set(time)) == 3
-    assert found[2].time["recompute"] < found[2].time["forward"]
-    ratios = [e.hfu / e.mfu for e in found]
+    assert estimates[2].time["recompute"] < estimates[2].time["forward"]
+    ratios = [e.hfu / e.mfu for e in estimates]
     assert 1 < ratios[0] <= ratios[1] < ratios[2] < 4 / 3 + 0.05
     # full: the input of each block alone, B T D in bf16
-    assert found[2].memory["activations"] >= 32 * 8192 * 4096 * 2
+    assert estimates[2].memory["activations"] >= 32 * 8192 * 4096 * 2
 
 
 def test_memory_of_zero_3_by_hand() -> None:
@@ -137,64 +146,64 @@ def test_gathered_and_scattered_at_the_peak_of_the_trainer_by_hand() -> None:
     head's matrix has arrived when that of the norm is sent."""
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, vocab_size=64)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
-    found = estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=3)).memory
+    memory = estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=3)).memory
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
-    assert found["logits"] == 0
-    assert found["gathered"] == 2 * (2 * layer + layer + 4096 + 4096 / 2)
+    assert memory["logits"] == 0
+    assert memory["gathered"] == 2 * (2 * layer + layer + 4096 + 4096 / 2)
 
 
-def test_what_gradients_are_scattered_into_is_there_under_zero_1_by_hand() -> None:
-    """Of the head's, whole ones of which rest, at the loss: the part of one of two devices, in bf16, 2 bytes."""
+def test_buffers_of_scattered_gradients_under_zero_1_by_hand() -> None:
+    """The peak is at the loss: one of two devices has a part of the head's gradients, which rest whole, in bf16 (2 bytes)."""
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
-    found, alone = (
+    sharded, replicated = (
         estimate(Problem(model, load_cluster("h100:2"), job), Layout(**shape)).memory
         for shape in ({"fsdp": 2, "zero_stage": 1}, {"dp": 2})
     )
-    assert found["logits"] > 0
-    assert (found["gathered"], alone["gathered"]) == (2 * (128256 * 4096 + 4096) / 2, 0)
+    assert sharded["logits"] > 0
+    assert (sharded["gathered"], replicated["gathered"]) == (2 * (128256 * 4096 + 4096) / 2, 0)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_gathered_at_the_loss_of_the_trainer_by_hand(*, tied: bool) -> None:
-    """In bf16, 2 bytes. Under ZeRO-3 weights of the head and of a layer, and the head's gradients, for whose parts the head's
-    weights make place; under ZeRO-2 those gradients and the part of one of two devices, but of a tied head, which waits for the
-    embedding's."""
+    """In bf16, 2 bytes. Under ZeRO-3: weights of the head and of a layer, and the head's gradients, whose parts replace the
+    head's weights. Under ZeRO-2: those gradients and the part of one of two devices, except with a tied head, which waits
+    for the embedding's gradient."""
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, tied_embeddings=tied)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
-    found = {
+    gathered = {
         stage: estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=stage)).memory[
             "gathered"
         ]
         for stage in (2, 3)
     }
     layer, head = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096, 128256 * 4096 + 4096
-    assert found == {2: 2 * (head + (0 if tied else head / 2)), 3: 2 * (layer + head + head)}
+    assert gathered == {2: 2 * (head + (0 if tied else head / 2)), 3: 2 * (layer + head + head)}
 
 
 def test_gradients_of_a_tied_head_stay_in_the_layers_by_hand() -> None:
     """Few words, so that the peak is in the last layer: beside its own gradients those of the head, on two devices, in bf16."""
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, vocab_size=64, tied_embeddings=True)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
-    found = estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=2)).memory
+    memory = estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=2)).memory
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
-    assert found["logits"] == 0
-    assert found["gathered"] == 2 * (layer + 64 * 4096 + 4096)
+    assert memory["logits"] == 0
+    assert memory["gathered"] == 2 * (layer + 64 * 4096 + 4096)
 
 
-def test_every_other_product_is_kept_by_hand() -> None:
-    """Llama-3 8B as torchtitan keeps it: of seven products q, v, the first of the MLP's and down, which nobody reads again."""
+def test_alternate_recompute_keeps_every_other_product_by_hand() -> None:
+    """Llama-3 8B as torchtitan keeps it: of seven products q, v, the first of the MLP's and down, which is not read again."""
     hidden, statistic = 8192 * 4096 * 2, 8192 * 4
     head = 2 * hidden + 3 * statistic
-    found = priced(Layout(fsdp=64, zero_stage=3, recompute="alternate"))
+    alternate = priced(Layout(fsdp=64, zero_stage=3, recompute="alternate"))
     # a block's input, q and attention's output (3), v of a quarter, one of 3.5; the log-sum-exp of 32 heads
-    assert found.memory["activations"] == head + 32 * ((3 + 0.25 + 3.5) * hidden + 32 * statistic)
+    assert alternate.memory["activations"] == head + 32 * ((3 + 0.25 + 3.5) * hidden + 32 * statistic)
     between = [priced(Layout(fsdp=64, zero_stage=3, recompute=p)).time["recompute"] for p in ("selective", "full")]  # type: ignore[arg-type]
-    assert between[0] < found.time["recompute"] < between[1]
+    assert between[0] < alternate.time["recompute"] < between[1]
 
 
-def test_a_tpu_gathers_one_unit_at_a_time() -> None:
-    """Where a GPU holds the head and the block beside it, a TPU holds the head."""
+def test_a_tpu_gathers_a_single_unit_at_a_time() -> None:
+    """A GPU holds the head and a block at once, a TPU only the head."""
     gpu, tpu = (
         priced(Layout(fsdp=64, zero_stage=3), cluster=c).memory["gathered"] for c in ("h100:64", "tpu-v5p:4x4x4")
     )
@@ -202,7 +211,7 @@ def test_a_tpu_gathers_one_unit_at_a_time() -> None:
     assert gpu == tpu + 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
 
 
-def test_gradients_on_their_way_into_fp32() -> None:
+def test_a_units_gradients_are_gathered_before_they_are_added_in_fp32() -> None:
     """One unit's in bf16, the largest's, where gradients rest in fp32 only; experts' come one at a time and are left out."""
     plain, main = (
         priced(Layout(fsdp=64, zero_stage=1), precision=p).memory["gathered"]
@@ -211,23 +220,23 @@ def test_gradients_on_their_way_into_fp32() -> None:
     assert (plain, main) == (0, 2 * (128256 * 4096 + 4096))
     experts = load_model("mixtral-8x7b")
     job = dataclasses.replace(JOB, precision="bf16_fp32_main_gradients")
-    found = estimate(Problem(experts, load_cluster("h100:64"), job), Layout(fsdp=64, ep=8, zero_stage=1))
-    assert found.memory["gathered"] == 2 * (32000 * 4096 + 4096)
+    priced_experts = estimate(Problem(experts, load_cluster("h100:64"), job), Layout(fsdp=64, ep=8, zero_stage=1))
+    assert priced_experts.memory["gathered"] == 2 * (32000 * 4096 + 4096)
 
 
 def test_compute_is_never_faster_than_the_peak() -> None:
     for name, layout in LAYOUTS.items():
-        found = priced(layout)
+        priced_step = priced(layout)
         flops = model_flops_per_token(MODEL, 8192) * JOB.global_batch_tokens / 64
         if layout.pp == 1:
-            assert found.time["forward"] + found.time["backward"] > flops / 989e12, name
+            assert priced_step.time["forward"] + priced_step.time["backward"] > flops / 989e12, name
 
 
 def test_the_bubble_is_the_closed_form_of_the_steady_step() -> None:
     """(p-1)/m of the micro-batches: 8 stages and 8 sequences of a replica give 7/8."""
-    found = priced(LAYOUTS["afab"], "per_axis")
-    steady = sum(found.time[term] for term in ("forward", "backward", "recompute", "pp"))
-    assert found.time["bubble"] == pytest.approx(7 / 8 * steady, rel=1e-9)
+    priced_step = priced(LAYOUTS["afab"], "per_axis")
+    steady = sum(priced_step.time[term] for term in ("forward", "backward", "recompute", "pp"))
+    assert priced_step.time["bubble"] == pytest.approx(7 / 8 * steady, rel=1e-9)
 
 
 def test_all_forward_all_backward_holds_every_micro_batch() -> None:
@@ -239,14 +248,14 @@ def test_all_forward_all_backward_holds_every_micro_batch() -> None:
 
 
 def test_uneven_batches_and_stages_are_stated_as_waste() -> None:
-    found = priced(Layout(dp=64), global_batch_tokens=65 * 8192)
-    assert found.waste["sequences"] == pytest.approx(1 - 65 / 128)
-    assert found.waste["nearest_full_batch_tokens"] == 128 * 8192
+    uneven = priced(Layout(dp=64), global_batch_tokens=65 * 8192)
+    assert uneven.waste["sequences"] == pytest.approx(1 - 65 / 128)
+    assert uneven.waste["nearest_full_batch_tokens"] == 128 * 8192
     assert "sequences" not in priced(Layout(dp=64)).waste
     assert 0.05 < priced(LAYOUTS["pp"]).waste["stages"] < 1 - 32 / (9 * 4) + 0.1
 
 
-def test_a_short_last_micro_batch_takes_its_share_of_the_passes() -> None:
+def test_a_partial_last_micro_batch_takes_a_partial_pass() -> None:
     """48 sequences of a replica in micro-batches of 32: `train` computes 32 and 16, a step and a half of 32. Other stacks have no
     micro-batches of two sizes, and are priced at the full size."""
     job = {"global_batch_tokens": 8 * 48 * 1024, "seq_len": 1024, "loss": None}
@@ -283,7 +292,9 @@ TRAFFIC = {"tp": 3.0, "cp": 1.0, "pp": 0.5, "fsdp": 6.0, "dp": 2.0}
         ("max", 100.0, 0.0),
     ],
 )
-def test_overlap_conventions(overlap: OverlapConvention, compute: float, exposed: float) -> None:
+def test_overlap_conventions_expose_the_stated_traffic(
+    overlap: OverlapConvention, compute: float, exposed: float
+) -> None:
     """S0 adds all traffic, S3 takes the longest, real engines hide the data-parallel part."""
     assert exposed_s(overlap, compute, TRAFFIC) == exposed
     by_axis = exposed_by_axis(overlap, compute, TRAFFIC)

@@ -26,20 +26,20 @@ CLUSTER = load_cluster("h100:8")
 JOB = Job(global_batch_tokens=8 * 4096, seq_len=4096)
 
 
-def test_the_all_to_alls_carry_k_rows_for_each_token_four_times() -> None:
+def test_all_to_alls_carry_k_rows_for_each_token_four_times() -> None:
     """There and back, forward and backward: each device keeps 1/8 of its rows and sends the rest through its NVLinks."""
-    found = estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, ep=8, zero_stage=3))
+    priced_step = estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, ep=8, zero_stage=3))
     assert isinstance(CLUSTER.topology, Switched)
     nvlink = CLUSTER.topology.tiers[0]
     rows_bytes = 4096 * 2 * 4096 * 2  # tokens of the device, experts for each, D, bytes of bf16
     streaming = rows_bytes * 7 / 8 / (nvlink.bytes_per_s * nvlink.fraction)
-    assert found.time["ep"] == pytest.approx(4 * 4 * streaming, rel=0.1)  # 4 blocks; the latency on top
-    assert found.time["ep"] > 4 * 4 * streaming
+    assert priced_step.time["ep"] == pytest.approx(4 * 4 * streaming, rel=0.1)  # 4 blocks; the latency on top
+    assert priced_step.time["ep"] > 4 * 4 * streaming
 
 
 def test_without_expert_parallelism_nothing_moves_for_the_experts() -> None:
-    found = estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, zero_stage=3))
-    assert found.time["ep"] == 0
+    priced_step = estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, zero_stage=3))
+    assert priced_step.time["ep"] == 0
 
 
 def test_expert_parallelism_splits_the_compute_evenly_and_gathers_fewer_weights() -> None:
@@ -52,19 +52,20 @@ def test_expert_parallelism_splits_the_compute_evenly_and_gathers_fewer_weights(
 
 
 @pytest.mark.parametrize("layout", [Layout(fsdp=2, cp=4, ep=2, zero_stage=3), Layout(fsdp=4, cp=2, ep=2, zero_stage=3)])
-def test_what_experts_rest_in_is_split_over_cp_too(layout: Layout) -> None:
-    """ZeRO-3 over fsdp·cp = 8, of which ep = 2 splits the experts and the rest each of them: of all 8 in 4 layers, 3·4096·14336
-    elements each, an eighth rests on a device, as of all else. In bf16 2 bytes of weights, 2 of gradients, 12 of the update."""
-    found = estimate(Problem(MODEL, CLUSTER, JOB), layout).memory
+def test_state_of_experts_is_split_over_cp_too(layout: Layout) -> None:
+    """ZeRO-3 over fsdp·cp = 8: ep = 2 splits the experts and the remaining 4 shard each of them. A device has an eighth of all 8
+    experts in 4 layers, 3·4096·14336 elements each, and of everything else. Bytes in bf16: 2 of weights, 2 of gradients, 12 of
+    the update."""
+    memory = estimate(Problem(MODEL, CLUSTER, JOB), layout).memory
     experts = 4 * 8 * 3 * 4096 * 14336
-    rest = 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096 + 4096 * 8) + 2 * 32000 * 4096 + 4096
-    assert found["parameters"] == found["gradients"] == 2 * (experts + rest) / 8
-    assert found["master"] + found["optimizer"] == 12 * (experts + rest) / 8
+    dense = 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096 + 4096 * 8) + 2 * 32000 * 4096 + 4096
+    assert memory["parameters"] == memory["gradients"] == 2 * (experts + dense) / 8
+    assert memory["master"] + memory["optimizer"] == 12 * (experts + dense) / 8
 
 
-def test_whole_experts_exchange_rows_over_tp_in_place_of_gathering_them() -> None:
-    """Of 8 devices tp = 8: rows go to the device of their expert once, in one exchange; nothing is gathered for them."""
-    split, whole = (
+def test_whole_experts_exchange_rows_over_tp_instead_of_gathering() -> None:
+    """On 8 devices with tp = 8, rows go to the device of their expert in a single exchange; nothing is gathered for them."""
+    split_experts, whole_experts = (
         estimate(Problem(MODEL, CLUSTER, JOB), Layout(tp=8, sequence_parallel=True, ep=ep, etp=etp))
         for ep, etp in ((1, 8), (8, 1))
     )
@@ -75,10 +76,10 @@ def test_whole_experts_exchange_rows_over_tp_in_place_of_gathering_them() -> Non
     exchanges = 8 * 4 * 4  # sequences one after the other, blocks, two ways forward and two backward
     latency = nvlink.base_latency_s + 7 * nvlink.hop_latency_s
     counts = 8 * 4 * 7 / 8 / (nvlink.bytes_per_s * nvlink.fraction)  # of 8 experts in fp32, before rows are sent
-    assert whole.time["ep"] == pytest.approx(exchanges * (streaming + latency) + 8 * 4 * (counts + latency))
-    assert split.time["ep"] == 0
-    assert whole.time["tp"] < split.time["tp"]
-    assert whole.memory["parameters"] == pytest.approx(split.memory["parameters"])
+    assert whole_experts.time["ep"] == pytest.approx(exchanges * (streaming + latency) + 8 * 4 * (counts + latency))
+    assert split_experts.time["ep"] == 0
+    assert whole_experts.time["tp"] < split_experts.time["tp"]
+    assert whole_experts.memory["parameters"] == pytest.approx(split_experts.memory["parameters"])
 
 
 def test_flops_count_the_experts_that_a_token_takes() -> None:
@@ -88,7 +89,7 @@ def test_flops_count_the_experts_that_a_token_takes() -> None:
     assert flops == pytest.approx(6 * (num_active_params(MODEL) - embedding) + attention, rel=1e-3)
 
 
-def test_the_batch_that_fsdp_needs_grows_with_the_experts_that_are_not_taken() -> None:
+def test_the_batch_required_by_fsdp_grows_with_the_inactive_experts() -> None:
     rules = {rule.name: rule for rule in book_rules(MODEL, CLUSTER, dataclasses.replace(JOB, tokens=1e12))}
     assert rules["fsdp_min_tokens_per_chip"].value == pytest.approx(4 * rules["critical_intensity"].value)
     assert "tp_max_degree" not in rules
@@ -96,7 +97,7 @@ def test_the_batch_that_fsdp_needs_grows_with_the_experts_that_are_not_taken() -
     assert rules["train_days_at_40_mfu"].value == pytest.approx(seconds / 86400)
 
 
-def test_recomputing_sends_no_token_again_unless_the_whole_block_runs_again() -> None:
+def test_only_full_recompute_sends_tokens_again() -> None:
     none, selective, full = (
         estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, ep=8, zero_stage=3, recompute=policy)).time["ep"]
         for policy in POLICIES
@@ -121,7 +122,7 @@ def test_recomputation_waits_for_the_router_only_where_it_launches_experts(polic
     assert (recompute_s(0.05) > recompute_s(0.001)) is waits
 
 
-def test_light_recomputation_costs_what_it_does_in_published_runs() -> None:
+def test_light_recompute_costs_as_much_as_in_published_runs() -> None:
     """Moonlight 16B-A3B with and without recomputed expert activations: 2.0% longer measured, and 34% was predicted."""
     rows = {row.id: row for row in published_rows() if row.id in ("mbridge-skills-007", "mbridge-skills-011")}
     measured_s, predicted_s = [], []

@@ -1,4 +1,4 @@
-"""What an fp8 recipe changes of a unit: which products, what they take, what is cast, moved and kept."""
+"""Effects of an fp8 recipe on a unit: which products, the time of their casts, what is cast, moved and saved."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def unit_of(model: str, name: str = "block", *, sp: bool = False, recompute: str
 def copies(recipe: Precision, products: ProductOperands, phase: str) -> Mapping[str, float]:
     """Bytes written for an element of each operand that is cast in a phase, its reads taken off."""
     formats = TensorFormats(recipe)
-    found = {}
-    for one, each in formats.casts(phase, products):
-        width = formats.weight_in_use(products) if one.is_weight else formats.roles[one.role]
-        found[one.name] = each - recipe.cast_reads * width
-    return found
+    written_bytes = {}
+    for operand, num_bytes in formats.casts(phase, products):
+        width = formats.weight_in_use(products) if operand.is_weight else formats.roles[operand.role]
+        written_bytes[operand.name] = num_bytes - recipe.cast_reads * width
+    return written_bytes
 
 
 # S1's table of FP8 recipes: master, accumulated gradients, weights, gradients, two moments
@@ -62,7 +62,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_bytes_per_parameter_are_those_of_the_table(name: str) -> None:
+def test_bytes_per_parameter_equal_the_table(name: str) -> None:
     recipe, parts = get_precision(name), TABLE[name]
     assert bytes_per_parameter(recipe) == sum(parts)
     assert recipe.master_bytes == parts[0]
@@ -71,7 +71,7 @@ def test_bytes_per_parameter_are_those_of_the_table(name: str) -> None:
     assert recipe.gradient_bytes == parts[1] + parts[3]
 
 
-def test_scales_of_tiles_are_those_of_deepseek() -> None:
+def test_scales_of_tiles_equal_deepseeks() -> None:
     """An activation [4096, 7168] has 229,376 scales and a weight [7168, 2048] 896; MXFP8 has a byte for 32 elements."""
     recipe = get_precision("fp8_deepseek_v3")
     assert (recipe.cast_bytes() - 1) * 4096 * 7168 / recipe.scale_bytes == 229_376
@@ -81,8 +81,8 @@ def test_scales_of_tiles_are_those_of_deepseek() -> None:
     assert get_precision("bf16").cast_bytes(weight=True) == 2
 
 
-def test_products_with_a_blocks_weights_and_no_others() -> None:
-    """Seven of a gated block forward and twice as many backward; no router, no attention, and the head not at all."""
+def test_only_products_with_a_blocks_weights_are_cast() -> None:
+    """Seven products of a gated block forward and twice as many backward; no router, no attention, no head."""
     block = [k for k in list_kernels(unit_of("llama-3-8b")) if k.operand_elements]
     assert len([k for k in block if k.phase == "forward"]) == 7
     assert len([k for k in block if k.phase == "backward"]) == 14
@@ -145,22 +145,27 @@ def test_without_kept_casts_inputs_are_cast_again() -> None:
     assert copies(recipe, products, "backward")["w_up"] == 1  # the transposed copy
 
 
-def test_what_is_kept_is_what_is_read() -> None:
-    """Inputs of products in fp8; what elementwise operations and attention read in bf16, the attention's result both ways."""
+def test_saved_formats_follow_their_readers() -> None:
+    """Inputs of products are saved in fp8, those of elementwise operations and attention in bf16, the attention's result in
+    both."""
     products = read_products(unit_of("llama-3-8b"), IssuePolicy())
-    saved = {(one.num_orders, one.also_read) for one in products.saved if one.role is Role.ACTIVATION}
+    saved = {(tensor.num_orders, tensor.also_read) for tensor in products.saved if tensor.role is Role.ACTIVATION}
     assert saved == {(1, False), (0, True), (1, True)}
-    widths = {(one.num_orders, one.also_read): TensorFormats(get_precision("fp8_delayed")).saved_as(one).width
-              for one in products.saved if one.role is Role.ACTIVATION}  # fmt: skip
+    widths = {(tensor.num_orders, tensor.also_read): TensorFormats(get_precision("fp8_delayed")).saved_as(tensor).width
+              for tensor in products.saved if tensor.role is Role.ACTIVATION}  # fmt: skip
     assert widths == {(1, False): 1, (0, True): 2, (1, True): 3}
 
 
-def test_gathers_for_products_alone_move_fp8() -> None:
-    """With sequence parallelism the norm's result is gathered for products alone; the scatters stay in bf16."""
+def test_gathers_that_only_products_read_move_fp8() -> None:
+    """With sequence parallelism only products read the gathered result of the norm; the scatters stay in bf16."""
     unit = unit_of("llama-3-8b", sp=True)
-    moved = {(one.kind, one.for_products) for one in list_unit_collectives(unit, IssuePolicy()) if one.stream == "tp"}
-    assert (CollectiveKind.ALL_GATHER, True) in moved
-    assert (CollectiveKind.REDUCE_SCATTER, True) not in moved
+    collectives = {
+        (collective.kind, collective.for_products)
+        for collective in list_unit_collectives(unit, IssuePolicy())
+        if collective.stream == "tp"
+    }
+    assert (CollectiveKind.ALL_GATHER, True) in collectives
+    assert (CollectiveKind.REDUCE_SCATTER, True) not in collectives
     fp8, bf16 = (run("llama-3-8b", "h100:8", name, Layout(tp=8, sequence_parallel=True)).time["tp"]
                  for name in ("fp8_delayed", "bf16"))  # fmt: skip
     assert 0.5 < fp8 / bf16 < 0.95
@@ -168,21 +173,21 @@ def test_gathers_for_products_alone_move_fp8() -> None:
 
 def test_deepseek_dispatches_in_fp8_and_combines_in_bf16() -> None:
     exchanged = [
-        one
-        for one in list_unit_collectives(unit_of("qwen3-30b-a3b"), IssuePolicy())
-        if one.kind is CollectiveKind.ALL_TO_ALL
+        collective
+        for collective in list_unit_collectives(unit_of("qwen3-30b-a3b"), IssuePolicy())
+        if collective.kind is CollectiveKind.ALL_TO_ALL
     ]
-    assert sorted((one.for_products, one.role is Role.STATISTIC) for one in exchanged) == [
+    assert sorted((collective.for_products, collective.role is Role.STATISTIC) for collective in exchanged) == [
         (False, False), (False, False), (False, True), (True, False), (True, False),
     ]  # fmt: skip
     products = read_products(unit_of("qwen3-30b-a3b"), IssuePolicy())
     cast, plain = TensorFormats(get_precision("fp8_deepseek_v3")), TensorFormats(get_precision("mxfp8"))
-    for one in exchanged:
-        if one.role is Role.STATISTIC:
+    for collective in exchanged:
+        if collective.role is Role.STATISTIC:
             continue  # numbers of rows are whole numbers
-        narrow = cast.precision.cast_bytes() if one.for_products else 2
-        assert cast.collective_width(one, products) == narrow
-        assert plain.collective_width(one, products) == 2
+        narrow = cast.precision.cast_bytes() if collective.for_products else 2
+        assert cast.collective_width(collective, products) == narrow
+        assert plain.collective_width(collective, products) == 2
 
 
 def run(model: str, cluster: str, precision: str, layout: Layout) -> Estimate:
@@ -197,17 +202,17 @@ def test_fp8_is_faster_than_bf16_but_not_twice(name: str) -> None:
     assert narrow.time["forward"] < plain.time["forward"]
 
 
-def test_kept_casts_spare_activations() -> None:
+def test_saved_casts_reduce_activation_memory() -> None:
     layout = Layout(fsdp=8, zero_stage=3)
-    plain, kept, again = (
+    plain, kept, recast = (
         run("llama-3-8b", "h100:8", name, layout).memory for name in ("bf16", "fp8_delayed", "fp8_torchao")
     )
-    assert kept["activations"] < plain["activations"] == again["activations"]
+    assert kept["activations"] < plain["activations"] == recast["activations"]
 
 
-def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
-    """What such software keeps and moves of activations is what a recipe of bf16 has; its products are FP8's."""
-    layout, own = Layout(tp=8, sequence_parallel=True), IssuePolicy(casts="in_products")
+def test_casts_inside_products_are_neither_saved_nor_moved() -> None:
+    """Such software saves and moves activations as in bf16; only its products run in FP8."""
+    layout, in_products = Layout(tp=8, sequence_parallel=True), IssuePolicy(casts="in_products")
 
     def priced(name: str, policy: IssuePolicy | None) -> Estimate:
         return estimate(
@@ -216,27 +221,31 @@ def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
             policy=policy,
         )
 
-    plain, cast, kept = priced("bf16", None), priced("fp8_blockwise", own), priced("fp8_blockwise", None)
+    plain, cast, kept = priced("bf16", None), priced("fp8_blockwise", in_products), priced("fp8_blockwise", None)
     assert cast.memory["activations"] == plain.memory["activations"] > kept.memory["activations"]
     assert cast.time["tp"] == pytest.approx(plain.time["tp"])
     assert cast.time["tp"] > 1.1 * kept.time["tp"]
     assert cast.time["forward"] < plain.time["forward"]
     assert cast.time["backward"] > kept.time["backward"]  # operands are cast again
     dispatched = [
-        one for one in list_unit_collectives(unit_of("qwen3-30b-a3b"), own) if one.kind is CollectiveKind.ALL_TO_ALL
+        collective
+        for collective in list_unit_collectives(unit_of("qwen3-30b-a3b"), in_products)
+        if collective.kind is CollectiveKind.ALL_TO_ALL
     ]
     products, recipe = (
         read_products(unit_of("qwen3-30b-a3b"), IssuePolicy()),
         get_precision("fp8_deepseek_v3").with_casts_in_matmuls,
     )
     assert {
-        TensorFormats(recipe).collective_width(one, products) for one in dispatched if one.role is not Role.STATISTIC
+        TensorFormats(recipe).collective_width(collective, products)
+        for collective in dispatched
+        if collective.role is not Role.STATISTIC
     } == {2}
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_casts_take_the_time_of_their_bytes(phase: str) -> None:
-    """As instructions and simulations price them, and as prices of a layout do."""
+    """Instructions, simulations and prices of a layout agree."""
     job = replace(JOB, precision="fp8_blockwise")
     pricing = Pricing(Problem(load_model("llama-3-8b"), load_cluster("h100:8"), job), Layout(tp=8))
     priced = InstructionPricer(pricing, "block")
@@ -248,11 +257,11 @@ def test_casts_take_the_time_of_their_bytes(phase: str) -> None:
 
 def test_weights_can_be_gathered_in_fp8() -> None:
     """Both recipes have fp32 weights; one of them casts a block's before they are gathered."""
-    whole, cast = (run("llama-3-8b", "h100:16", name, Layout(fsdp=16, zero_stage=3))
+    uncast, cast = (run("llama-3-8b", "h100:16", name, Layout(fsdp=16, zero_stage=3))
                    for name in ("fp8_transformer_engine", "fp8_torchao"))  # fmt: skip
-    assert cast.memory["gathered"] < whole.memory["gathered"]
-    assert cast.memory["parameters"] == whole.memory["parameters"]
-    traffic = [one.time["fsdp"] + one.hidden["fsdp"] for one in (cast, whole)]
+    assert cast.memory["gathered"] < uncast.memory["gathered"]
+    assert cast.memory["parameters"] == uncast.memory["parameters"]
+    traffic = [priced_step.time["fsdp"] + priced_step.hidden["fsdp"] for priced_step in (cast, uncast)]
     assert traffic[0] < 0.7 * traffic[1]
 
 
@@ -260,9 +269,9 @@ def test_all_but_matrices_of_blocks_rest_in_bf16_in_an_fp8_model() -> None:
     """Embedding, head and norms; a tile of a matrix has a scale of four bytes."""
     layout = Layout(fsdp=8, zero_stage=3)
     lean = run("llama-3-8b", "h100:8", "fp8_deepseek_v3", layout).memory["parameters"]
-    others = (2 * DENSE.vocab_size + 2 * DENSE.num_layers + 1) * DENSE.d_model
-    matrices = run("llama-3-8b", "h100:8", "bf16", layout).memory["parameters"] * 8 / 2 - others
-    assert lean * 8 == pytest.approx(matrices * (1 + 4 / 128**2) + 2 * others, rel=1e-6)
+    unquantized = (2 * DENSE.vocab_size + 2 * DENSE.num_layers + 1) * DENSE.d_model
+    matrices = run("llama-3-8b", "h100:8", "bf16", layout).memory["parameters"] * 8 / 2 - unquantized
+    assert lean * 8 == pytest.approx(matrices * (1 + 4 / 128**2) + 2 * unquantized, rel=1e-6)
 
 
 def test_a_chip_without_an_fp8_peak_is_refused_by_name() -> None:
@@ -287,7 +296,7 @@ def test_int8_is_faster_where_a_chip_has_it() -> None:
     assert int8 < plain < fp8
 
 
-def test_fp4_halves_the_products_of_fp8_but_not_the_rest() -> None:
+def test_fp4_halves_only_the_products_of_fp8() -> None:
     layout = Layout(tp=2, pp=2, sequence_parallel=True, schedule="1f1b", recompute="full")
     fp8, fp4 = (run("llama-3-70b", "gb200:4", name, layout) for name in ("mxfp8", "nvfp4"))
     assert fp8.step_time_s / 2 < fp4.step_time_s < fp8.step_time_s
@@ -322,7 +331,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("model", "cluster", "seqs", "seq_len", "layout", "recipe", "measured"), PUBLISHED)
-def test_published_runs_gain_as_much_within_a_sixth(
+def test_predicted_gains_equal_published_runs_within_a_sixth(
     model: str, cluster: str, seqs: int, seq_len: int, layout: Layout, recipe: str, measured: float
 ) -> None:
     staged = replace(layout, schedule="interleaved" if layout.pp > 1 else "none", sequence_parallel=layout.tp > 1)

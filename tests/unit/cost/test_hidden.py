@@ -1,4 +1,4 @@
-"""Communication that hides in its own pass: with what is exposed of it, it is what it would take alone."""
+"""Hidden and exposed communication of a pass add up to its time without overlap."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ def priced(stack: str | None, layout: Layout) -> Estimate:
 @pytest.mark.parametrize("stack", [None, "megatron", "torchtitan"])
 @pytest.mark.parametrize("async_tp", [False, True])
 def test_hidden_and_exposed_traffic_of_tensor_parallelism_add_up(stack: str | None, async_tp: bool) -> None:
-    """Whole: that of a stack and a layout that overlap nothing, whose links are the same."""
-    found = priced(stack, replace(LAYOUT, async_tp=async_tp))
-    whole = priced("torchtitan" if stack else None, LAYOUT)
-    assert whole.hidden.get("tp", 0.0) == 0.0
+    """The reference is a stack and a layout without overlap on the same links."""
+    overlapped = priced(stack, replace(LAYOUT, async_tp=async_tp))
+    unoverlapped = priced("torchtitan" if stack else None, LAYOUT)
+    assert unoverlapped.hidden.get("tp", 0.0) == 0.0
     if stack == "megatron" and not async_tp:
-        assert 0.0 < found.hidden["tp"] < found.time["tp"] + found.hidden["tp"]  # beside the weights' gradients
+        assert (
+            0.0 < overlapped.hidden["tp"] < overlapped.time["tp"] + overlapped.hidden["tp"]
+        )  # beside the weights' gradients
         return
     if stack == "megatron":
-        whole = priced("megatron", LAYOUT)
-    total = found.time["tp"] + found.hidden.get("tp", 0.0)
-    assert total == pytest.approx(whole.time["tp"] + whole.hidden.get("tp", 0.0), rel=1e-6)
-    assert (found.hidden.get("tp", 0.0) > 0.0) == async_tp
+        unoverlapped = priced("megatron", LAYOUT)
+    total = overlapped.time["tp"] + overlapped.hidden.get("tp", 0.0)
+    assert total == pytest.approx(unoverlapped.time["tp"] + unoverlapped.hidden.get("tp", 0.0), rel=1e-6)
+    assert (overlapped.hidden.get("tp", 0.0) > 0.0) == async_tp
 
 
-def test_the_step_is_the_same_as_its_terms() -> None:
-    found = priced("megatron", replace(LAYOUT, async_tp=True))
-    assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
+def test_the_step_equals_the_sum_of_its_terms() -> None:
+    priced_step = priced("megatron", replace(LAYOUT, async_tp=True))
+    assert sum(priced_step.time.values()) == pytest.approx(priced_step.step_time_s, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Offload and recomputation of a part of the layers: what moves, what stays, what is between the two ends."""
+"""Offload and recomputation of a part of the layers: moved and remaining bytes, and values between none and all layers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PCIE = 63e9  # bytes/s of a PCIe 5.0 x16, each way
 
 
 def run(layout: Layout, job: Job = JOB) -> Estimate:
-    found = estimate(Problem(MODEL, CLUSTER, job), layout)
-    assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
-    return found
+    priced_step = estimate(Problem(MODEL, CLUSTER, job), layout)
+    assert sum(priced_step.time.values()) == pytest.approx(priced_step.step_time_s, rel=1e-12)
+    return priced_step
 
 
 def test_the_optimizers_state_streams_up_and_down_at_once() -> None:
@@ -43,8 +43,8 @@ def test_the_optimizers_state_streams_up_and_down_at_once() -> None:
     stream_s = num_params(MODEL) / 8 * 12 / PCIE
     assert offloaded.time["host"] + offloaded.time["optimizer"] == pytest.approx(stream_s, rel=1e-3)
     assert offloaded.step_time_s - plain.step_time_s == pytest.approx(offloaded.time["host"])
-    kept = ("parameters", "gradients", "activations")
-    assert all(offloaded.memory[term] == plain.memory[term] for term in kept)
+    unchanged = ("parameters", "gradients", "activations")
+    assert all(offloaded.memory[term] == plain.memory[term] for term in unchanged)
     # the embedding and the head are the largest units, and two are there at a time
     assert offloaded.memory["master"] == pytest.approx(2 * MODEL.vocab_size * MODEL.d_model / 8 * 4, rel=1e-3)
     assert plain.memory["master"] == pytest.approx(num_params(MODEL) / 8 * 4, rel=1e-3)
@@ -64,19 +64,19 @@ def test_deepspeeds_host_updates_the_state_at_the_rate_of_its_memory() -> None:
     assert simulated.step_time_s == pytest.approx(step["deepspeed"].step_time_s, rel=0.05)
 
 
-def test_activations_leave_for_two_layers_and_what_is_longer_shows() -> None:
+def test_offloaded_activations_leave_two_layers_and_expose_longer_transfers() -> None:
     plain, offloaded = run(BASE), run(replace(BASE, offload="activations"))
     layer = (plain.memory["activations"] - offloaded.memory["activations"]) / (MODEL.num_layers - 2)
     micro_batches = 4
-    there_s = micro_batches * layer * MODEL.num_layers / PCIE
+    transfer_s = micro_batches * layer * MODEL.num_layers / PCIE
     passes = plain.time["forward"], plain.time["backward"]
-    assert there_s > passes[0]  # or nothing would show
-    assert offloaded.time["host"] == pytest.approx(sum(max(there_s - one, 0.0) for one in passes), rel=1e-9)
-    assert offloaded.time["host"] + offloaded.hidden["host"] == pytest.approx(2 * there_s)
+    assert transfer_s > passes[0]  # or nothing would show
+    assert offloaded.time["host"] == pytest.approx(sum(max(transfer_s - pass_s, 0.0) for pass_s in passes), rel=1e-9)
+    assert offloaded.time["host"] + offloaded.hidden["host"] == pytest.approx(2 * transfer_s)
 
 
-def test_what_is_short_hides() -> None:
-    """With full recomputation one tensor of a layer goes, which takes less than the layer's own work."""
+def test_short_transfers_hide() -> None:
+    """With full recomputation a single tensor of a layer is offloaded, which takes less than the layer's work."""
     layout = replace(BASE, recompute="full")
     plain, offloaded = run(layout), run(replace(layout, offload="activations"))
     assert offloaded.time["host"] == 0
@@ -84,14 +84,16 @@ def test_what_is_short_hides() -> None:
     assert offloaded.memory["activations"] < plain.memory["activations"] / 8
 
 
-def test_both_is_both() -> None:
-    one, other, both = (run(replace(BASE, offload=what)) for what in ("optimizer", "activations", "both"))
+def test_offloading_both_adds_up() -> None:
+    optimizer, activations, combined = (
+        run(replace(BASE, offload=what)) for what in ("optimizer", "activations", "both")
+    )
     plain = run(BASE)
-    spared = (plain.memory_bytes - one.memory_bytes) + (plain.memory_bytes - other.memory_bytes)
-    assert plain.memory_bytes - both.memory_bytes == pytest.approx(spared)
-    assert both.time["host"] == pytest.approx(one.time["host"] + other.time["host"])
+    saved_bytes = (plain.memory_bytes - optimizer.memory_bytes) + (plain.memory_bytes - activations.memory_bytes)
+    assert plain.memory_bytes - combined.memory_bytes == pytest.approx(saved_bytes)
+    assert combined.time["host"] == pytest.approx(optimizer.time["host"] + activations.time["host"])
     assert "host" in TIME_TERMS
-    assert any("memory the hosts have" in note for note in both.notes)
+    assert any("memory the hosts have" in note for note in combined.notes)
     assert not any("memory the hosts have" in note for note in plain.notes)
 
 
@@ -109,28 +111,28 @@ def test_the_first_layers_recompute() -> None:
 
 
 @pytest.mark.parametrize("policy", ["selective", "full"])
-def test_a_part_of_the_layers_costs_its_part(policy: str) -> None:
-    """Time of recomputation and bytes of activations go straight from one end to the other; all layers are all."""
+def test_recomputing_a_part_of_the_layers_costs_that_part(policy: str) -> None:
+    """Time of recomputation and bytes of activations are linear in the number of layers."""
     ends = run(BASE), run(replace(BASE, recompute=policy))  # type: ignore[arg-type]
     for layers in (1, 8, 31, 32, 99):
         part = min(layers, 32) / 32
-        found = run(replace(BASE, recompute=policy, recompute_layers=layers))  # type: ignore[arg-type]
+        partial = run(replace(BASE, recompute=policy, recompute_layers=layers))  # type: ignore[arg-type]
         for term in ("forward", "backward", "recompute"):
-            assert found.time[term] == pytest.approx((1 - part) * ends[0].time[term] + part * ends[1].time[term])
+            assert partial.time[term] == pytest.approx((1 - part) * ends[0].time[term] + part * ends[1].time[term])
         memory = (1 - part) * ends[0].memory["activations"] + part * ends[1].memory["activations"]
-        assert found.memory["activations"] == pytest.approx(memory)
-        assert ends[0].hfu / ends[0].mfu <= found.hfu / found.mfu <= ends[1].hfu / ends[1].mfu * (1 + 1e-12)
+        assert partial.memory["activations"] == pytest.approx(memory)
+        assert ends[0].hfu / ends[0].mfu <= partial.hfu / partial.mfu <= ends[1].hfu / ends[1].mfu * (1 + 1e-12)
     assert run(replace(BASE, recompute=policy, recompute_layers=32)) == ends[1]  # type: ignore[arg-type]
 
 
-def test_each_stage_recomputes_as_many_of_its_own() -> None:
+def test_each_stage_recomputes_the_same_number_of_its_layers() -> None:
     layout = Layout(pp=4, dp=2, schedule="1f1b", recompute="full", recompute_layers=9)
     assert run(layout) == run(replace(layout, recompute_layers=None))  # no stage has more
     fewer = run(replace(layout, recompute_layers=3))
     assert fewer.time["recompute"] == pytest.approx(run(layout).time["recompute"] / 3)
 
 
-def test_layers_that_recompute_need_a_policy() -> None:
+def test_a_number_of_layers_requires_a_policy() -> None:
     with pytest.raises(
         InputError, match="recompute_layers: 4 layers of each stage with recompute = none; set another recompute"
     ):
@@ -144,27 +146,27 @@ def test_layers_that_recompute_need_a_policy() -> None:
 
 
 def test_the_smallest_change_can_be_a_part_of_the_layers() -> None:
-    """Where memory is a little short of what policy `selective` takes, not all layers have to run again."""
+    """If memory is slightly short for policy `selective`, only a part of the layers has to recompute."""
     selective = run(replace(BASE, recompute="selective")).memory_bytes
     little_less = replace(CLUSTER, chip=replace(CLUSTER.chip, memory_bytes=0.98 * selective))
     nearest = find_nearest_fitting(Problem(MODEL, little_less, JOB), BASE)
     assert nearest == replace(
         BASE, recompute="full", recompute_layers=16, placement=nearest.placement if nearest else None
     )
-    alone = estimate(Problem(MODEL, little_less, JOB), replace(BASE, recompute="full"))
-    assert estimate(Problem(MODEL, little_less, JOB), nearest).step_time_s < alone.step_time_s
+    full_recompute = estimate(Problem(MODEL, little_less, JOB), replace(BASE, recompute="full"))
+    assert estimate(Problem(MODEL, little_less, JOB), nearest).step_time_s < full_recompute.step_time_s
 
 
-def test_a_plan_with_all_of_it_comes_back_from_its_file() -> None:
+def test_a_plan_with_offload_and_partial_recompute_is_read_back_from_its_file() -> None:
     pins = {"offload": "both", "recompute": "full", "recompute_layers": 8}
     job = replace(JOB, precision="fp8_deepseek_v3")
-    found = make_plan(Problem(MODEL, CLUSTER, job), choices=Choices().with_pins(pins, {}))
-    again = parse_plan(json.loads(json.dumps(plan_payload(found))))
-    assert again.layout == found.layout
-    assert str(again.layout).endswith("recompute=full recompute_layers=8 offload=both")
-    assert again.estimate == found.estimate
-    assert again.cluster == found.cluster
-    assert again.job == found.job == replace(job, loss="fused")
+    plan = make_plan(Problem(MODEL, CLUSTER, job), choices=Choices().with_pins(pins, {}))
+    read_back = parse_plan(json.loads(json.dumps(plan_payload(plan))))
+    assert read_back.layout == plan.layout
+    assert str(read_back.layout).endswith("recompute=full recompute_layers=8 offload=both")
+    assert read_back.estimate == plan.estimate
+    assert read_back.cluster == plan.cluster
+    assert read_back.job == plan.job == replace(job, loss="fused")
 
 
 def test_where_nothing_fits_offload_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What is read off derivations is kept on disk for the next process, and nothing depends on that."""
+"""Values read from derivations are cached on disk for the next process; results do not depend on the cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNITS = ("block", "dense_block", "head")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where files are kept in a test; nothing is known from others."""
+    """The folder of cached files in a test; nothing is cached from other tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _forget()
     yield tmp_path / "shardwise"
@@ -46,7 +46,7 @@ def _forget() -> None:
 
 
 def read_off() -> dict[str, UnitCostInputs]:
-    """Parts of some units, as a process of its own would get them."""
+    """Parts of some units, as a new process would get them."""
     _forget()
     with use_derivation_cache():
         unit_live_sets(SCHEME, "block", POLICY)
@@ -75,13 +75,13 @@ def test_the_next_process_reads_what_was_derived(folder: Path, monkeypatch: pyte
     assert derived == list(UNITS)
     assert first == second
     for unit in UNITS:
-        own = unit_inputs.priced_scheme(SCHEME, unit)
-        assert second[unit] == derive_cost_inputs(own, unit, POLICY)
+        scheme = unit_inputs.priced_scheme(SCHEME, unit)
+        assert second[unit] == derive_cost_inputs(scheme, unit, POLICY)
     with use_derivation_cache():
         assert unit_live_sets(SCHEME, "block", POLICY) == derive_live_sets(SCHEME, "block", POLICY)
 
 
-def test_what_is_new_is_added(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_units_are_added_to_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_off()
     derived = count_derived(monkeypatch)
     _forget()
@@ -101,9 +101,9 @@ def test_a_file_that_cannot_be_trusted_is_derived_again(
 ) -> None:
     first = read_off()
     (path,) = folder.iterdir()
-    whole = path.read_bytes()
+    content = path.read_bytes()
     if harm == "cut":
-        path.write_bytes(whole[: len(whole) // 2])
+        path.write_bytes(content[: len(content) // 2])
     elif harm == "other":
         path.write_bytes(b"something else")
     else:
@@ -116,14 +116,14 @@ def test_a_file_that_cannot_be_trusted_is_derived_again(
     assert derived == list(UNITS)
 
 
-def test_no_flipped_bit_changes_what_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coefficient with another bit would be read like any other, and give a wrong price."""
+def test_a_file_with_a_flipped_bit_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coefficient with a flipped bit would be read without an error and give a wrong price."""
     first = read_off()
     (path,) = folder.iterdir()
-    whole = path.read_bytes()
+    content = path.read_bytes()
     derived = count_derived(monkeypatch)
-    for bit in random.Random(0).sample(range(8 * len(whole)), 40):
-        damaged = bytearray(whole)
+    for bit in random.Random(0).sample(range(8 * len(content)), 40):
+        damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         assert derivation_cache._read(path) == {}, bit
@@ -135,9 +135,9 @@ def test_no_flipped_bit_changes_what_is_read(folder: Path, monkeypatch: pytest.M
 def test_a_file_under_the_name_of_another_is_not_read(folder: Path) -> None:
     read_off()
     (path,) = folder.iterdir()
-    other = path.with_name(f"{'0' * 32}.pickle")
-    path.rename(other)
-    assert derivation_cache._read(other) == {}
+    renamed = path.with_name(f"{'0' * 32}.pickle")
+    path.rename(renamed)
+    assert derivation_cache._read(renamed) == {}
 
 
 def test_a_home_that_cannot_be_written_changes_nothing(folder: Path) -> None:
@@ -163,6 +163,6 @@ def test_files_of_other_sources_are_removed_after_thirty_days(
     assert len(list(folder.iterdir())) == 1 + stays
 
 
-def test_without_being_asked_nothing_is_written(folder: Path) -> None:
+def test_nothing_is_written_unless_the_cache_is_enabled(folder: Path) -> None:
     unit_cost_inputs(SCHEME, "block", POLICY)
     assert not folder.exists()

@@ -30,7 +30,7 @@ MODEL = Architecture(
     layer_kinds={"first": BLOCK, "again": {**BLOCK, "weights_of": "first"}}, layer_pattern=("first", "block", "again"),
 )  # fmt: skip
 USED_ONCE = replace(MODEL, layer_kinds={"first": BLOCK}, layer_pattern=("first", "block", "block"))
-EACH_ITS_OWN = replace(MODEL, layer_kinds={"first": BLOCK}, layer_pattern=("first", "block", "first"))
+UNSHARED = replace(MODEL, layer_kinds={"first": BLOCK}, layer_pattern=("first", "block", "first"))
 PRODUCTS = 3 * (2 * WIDTH) ** 2 + 2 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN  # queries, keys and values; output; MLP
 SHARED = PRODUCTS + 2 * WIDTH + WIDTH  # and the norms of both
 JOB = sw.Job(global_batch_tokens=16 * 4096, seq_len=4096, precision="bf16")
@@ -41,33 +41,33 @@ def memory(model: Architecture, text: str) -> dict[str, float]:
 
 
 def test_state_counts_once() -> None:
-    assert sw.num_params(EACH_ITS_OWN) - sw.num_params(MODEL) == SHARED
+    assert sw.num_params(UNSHARED) - sw.num_params(MODEL) == SHARED
     assert (
         sw.num_params(MODEL) - sw.num_params(USED_ONCE) == WIDTH * WIDTH
     )  # the product behind the block is each layer's
-    once, twice = (memory(model, "dp=8 zero_stage=0") for model in (MODEL, EACH_ITS_OWN))
+    once, twice = (memory(model, "dp=8 zero_stage=0") for model in (MODEL, UNSHARED))
     precision = get_precision("bf16")
     for term, width in (("parameters", bytes_per_element(precision.weights)), ("gradients", precision.gradient_bytes)):
         assert twice[term] - once[term] == pytest.approx(SHARED * width, rel=1e-3)
 
 
 def test_products_count_for_each_use() -> None:
-    shared, own = (layer_training_flops(model, 256)[0] for model in (MODEL, EACH_ITS_OWN))
-    assert shared == own
+    shared, unshared = (layer_training_flops(model, 256)[0] for model in (MODEL, UNSHARED))
+    assert shared == unshared
     assert 3 * sum(shared[part] for part in (ModelPart.ATTENTION, ModelPart.MLP)) == pytest.approx(
         2 * 6 * 256 * (PRODUCTS + WIDTH * WIDTH)
     )
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
-def test_gradients_of_uses_are_whole_until_the_first_one(zero_stage: int) -> None:
-    """Beside what ZeRO gathers, from ZeRO-2 on; before, they rest whole anyway."""
+def test_gradients_of_uses_are_whole_until_the_first_use(zero_stage: int) -> None:
+    """They add to what ZeRO gathers from ZeRO-2 on; below, gradients rest whole."""
     used, once = (memory(model, f"fsdp=8 zero_stage={zero_stage}").get("gathered", 0.0) for model in (MODEL, USED_ONCE))
     lent = SHARED * bytes_per_element(get_precision("bf16").gradients) if zero_stage >= 2 else 0.0
     assert used - once == pytest.approx(lent, rel=1e-6, abs=1.0)
 
 
-def test_a_search_prices_them_as_an_estimate_does() -> None:
+def test_a_search_prices_shared_weights_as_an_estimate_does() -> None:
     problem = Problem(MODEL, load_cluster("h100:8"), JOB)
     result = search_layouts(problem, choices=Choices(), checks=SearchChecks(num_samples=30))
     for row in (*result.best, *result.sampled):

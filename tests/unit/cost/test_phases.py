@@ -31,36 +31,38 @@ def run_of(text: str, layout: Layout = LAYOUT, **changes: object) -> Run:
 
 
 def seconds(batches: Sequence[tuple[int, float]]) -> float:
-    """Of so many steps of each batch, each batch priced as a job of its own."""
+    """Seconds of the steps of each batch, where each batch is priced as a separate job."""
     jobs = ((replace(JOB, global_batch_tokens=batch), count) for batch, count in batches)
     return sum(count * sw.estimate(MODEL, CLUSTER, job, LAYOUT).step_time_s for job, count in jobs)
 
 
-def test_days_and_dollars_are_those_of_the_phases() -> None:
+def test_days_and_dollars_are_the_sums_of_the_phases() -> None:
     first = -(-(10**11) // 2**20) * 2**20  # the first multiple of 2^20 from 100e9 on
-    rest = (2e12 - first) / 2**22
+    remaining_steps = (2e12 - first) / 2**22
     run = run_of("0:1Mi,100G:4Mi")
-    assert [phase.num_steps for phase in run.phases] == pytest.approx([first / 2**20, rest])
-    assert run.ideal_days * 86400 == pytest.approx(seconds([(2**20, first / 2**20), (2**22, rest)]), rel=1e-12)
+    assert [phase.num_steps for phase in run.phases] == pytest.approx([first / 2**20, remaining_steps])
+    assert run.ideal_days * 86400 == pytest.approx(
+        seconds([(2**20, first / 2**20), (2**22, remaining_steps)]), rel=1e-12
+    )
     assert run.days == run.ideal_days == pytest.approx(sum(phase.days for phase in run.phases))
     assert run.usd == pytest.approx(sum(phase.usd or 0.0 for phase in run.phases))
     assert run.usd == pytest.approx(run.days * 24 * 64 * (CLUSTER.chip.price_usd_per_hour or 0.0))
-    assert run.num_steps == pytest.approx(first / 2**20 + rest, abs=1)
+    assert run.num_steps == pytest.approx(first / 2**20 + remaining_steps, abs=1)
 
 
-def test_one_phase_is_the_run_without_a_schedule() -> None:
+def test_a_single_phase_equals_the_run_without_a_schedule() -> None:
     plan = sw.plan(MODEL, CLUSTER, JOB, reliability=NEVER_FAILS)
     plain = plan.run
     priced = price_scheduled_run(plan.problem, plan.layout, parse_batch_schedule("4Mi"), NEVER_FAILS)
     assert plain is not None
     assert priced.days == pytest.approx(plain.days, rel=1e-12)
-    assert [one.source for one in priced.inputs] == [one.source for one in plain.inputs]
+    assert [quantity.source for quantity in priced.inputs] == [quantity.source for quantity in plain.inputs]
 
 
 def test_a_smaller_batch_has_fewer_micro_batches_and_costs_more_for_a_token() -> None:
-    ramped, whole = run_of("0:512Ki,500G:4Mi"), run_of("4Mi")
-    assert ramped.days > whole.days
-    assert next(one.source for one in ramped.inputs if one.name == "step_time_s") == "mean of the phases"
+    ramped, constant = run_of("0:512Ki,500G:4Mi"), run_of("4Mi")
+    assert ramped.days > constant.days
+    assert next(quantity.source for quantity in ramped.inputs if quantity.name == "step_time_s") == "mean of the phases"
     assert any("524,288 tokens: 953,675 steps of" in line for line in run_lines(ramped))
 
 
@@ -72,7 +74,7 @@ def test_a_smaller_batch_has_fewer_micro_batches_and_costs_more_for_a_token() ->
         ("0:1M", {}, "a batch of 1,000,000 tokens is not a whole number of sequences of 8,192; the nearest are"),
     ],
 )
-def test_what_cannot_be_priced_is_refused(text: str, changes: dict[str, object], part: str) -> None:
+def test_schedules_that_cannot_be_priced_are_refused(text: str, changes: dict[str, object], part: str) -> None:
     with pytest.raises(InputError) as caught:
         run_of(text, **changes)
     assert part in str(caught.value)
@@ -116,7 +118,7 @@ def test_a_plan_keeps_the_phases_of_its_run(tmp_path: Path, capsys: pytest.Captu
         (["--batch-schedule", "much"], "--batch-schedule: found 'much'"),
     ],
 )
-def test_a_schedule_is_of_one_plan(more: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_requires_a_single_plan(more: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS[:3], *more[:1], *FLAGS[3:], *more[1:]] if more[0][0] != "-" else [*FLAGS, *more]
     assert main(flags) == 2
     assert part in capsys.readouterr().err

@@ -17,7 +17,7 @@ from shardwise.price.product import ProgramCost
         (None, None, None, None),
     ],
 )
-def test_its_time_lies_between_full_overlap_and_none(
+def test_a_programs_time_lies_between_full_overlap_and_none(
     math_s: float | None, comms_s: float | None, lower_s: float | None, upper_s: float | None
 ) -> None:
     """Without a chip, or without its links, neither is known."""

@@ -1,4 +1,4 @@
-"""What a kernel takes: the bound without a calibration, and each effect that a calibration adds."""
+"""Times of a kernel: the bound without a calibration, and each effect that a calibration adds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_short_sum_takes_longer_by_the_ramp() -> None:
 
 
 def test_rates_stay_below_their_ceilings_and_grow_with_their_fractions() -> None:
-    """Far below it a fraction is what it says; at the ceiling it still has a slope, which the fit follows."""
+    """Far below the ceiling the rate is the fraction itself; at the ceiling it still has a slope, which the fit follows."""
     chip = RATES.chip
     fractions = np.linspace(0.1, 1.0, 91)
     rates = replace(RATES, matmul_fraction=fractions, memory_fraction=fractions)
@@ -118,13 +118,13 @@ def test_a_host_is_behind_or_ahead_of_its_device() -> None:
     gaps_s = 100 * CALIBRATION["launch_s"]
     assert slow.host_behind_s(1e-3, 100, routed=False) == pytest.approx(1e-2 - 1e-3 - gaps_s)
     assert slow.host_behind_s(1.0, 100, routed=False) == pytest.approx(1e-2 - 1.0 - gaps_s)
-    both = slow.host_behind_s(np.array([1e-3, 1.0]), 100, routed=False)
-    assert both.tolist() == [slow.host_behind_s(one, 100, routed=False) for one in (1e-3, 1.0)]
+    behind_s = slow.host_behind_s(np.array([1e-3, 1.0]), 100, routed=False)
+    assert behind_s.tolist() == [slow.host_behind_s(kernels_s, 100, routed=False) for kernels_s in (1e-3, 1.0)]
     assert slow.host_behind_s(1e-3, 100, routed=True) == 0.0
     assert BOUND.host_behind_s(1e-3, 100, routed=False) == fast.host_behind_s(1e-3, 100, routed=False) == 0.0
 
 
-def test_a_measured_stack_shows_all_that_kernels_wait_for_and_a_share_of_the_rest() -> None:
+def test_a_measured_stack_exposes_awaited_traffic_and_a_share_of_the_rest() -> None:
     traffic = {"tp": 2.0, "fsdp": 6.0, "pp": 2.0}
     assert exposed_s("per_axis", 10.0, traffic, share=0.25) == 2.0 + 2.0
     assert exposed_s("per_axis", 3.0, traffic, share=0.25) == 2.0 + 5.0  # what compute is too short to hide
@@ -141,8 +141,8 @@ def test_what_a_schedule_hides_stays_hidden_under_a_stack() -> None:
     assert exposed_s("per_axis", 10.0, {**traffic, "tp": 1.0}, HIDEABLE_TOGETHER, share=0.25) == 2.0
 
 
-def test_a_rows_copies_leave_a_node_once() -> None:
-    """8 of 256 experts on 4 nodes: of 6 copies for other nodes 2.7 leave, one for each node that has any."""
+def test_copies_of_a_row_leave_a_node_once() -> None:
+    """8 of 256 experts on 4 nodes: of 6 copies for other nodes 2.7 leave, one for each target node."""
     network = load_cluster("h100:32").topology
     cuts = [Cut(8, 1), Cut(4, 1)]
     once = all_to_all_seconds_per_byte(network, cuts, 8) / all_to_all_seconds_per_byte(network, cuts)  # type: ignore[arg-type]
@@ -151,15 +151,17 @@ def test_a_rows_copies_leave_a_node_once() -> None:
     assert all_to_all_seconds_per_byte(network, inside, 8) == all_to_all_seconds_per_byte(network, inside)  # type: ignore[arg-type]
 
 
-def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
+def test_prices_at_an_array_of_rates_equal_prices_at_each_rate() -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = with_calibration(load_cluster("h100:16"), CALIBRATION)
     pricing = Pricing(Problem(model, cluster, job), Layout(fsdp=8, tp=2, recompute="selective"))
     launches = np.array([1e-6, 1e-5, 1e-4])
-    together = pricing.at(replace(RATES, launch_s=launches), cluster.topology).slowest_s()
-    alone = [pricing.at(replace(RATES, launch_s=float(one)), cluster.topology).slowest_s() for one in launches]
-    assert together == pytest.approx(alone, rel=1e-12)
-    assert list(together) == sorted(together)
+    batched = pricing.at(replace(RATES, launch_s=launches), cluster.topology).slowest_s()
+    single = [
+        pricing.at(replace(RATES, launch_s=float(launch_s)), cluster.topology).slowest_s() for launch_s in launches
+    ]
+    assert batched == pytest.approx(single, rel=1e-12)
+    assert list(batched) == sorted(batched)
 
 
 @pytest.mark.parametrize("layout", ["fsdp=16 recompute=full", "fsdp=4 tp=2 pp=2 recompute=selective"])
@@ -173,12 +175,12 @@ def test_other_numbers_of_layers_that_recompute_are_priced_from_the_same_units(l
     def pricing(num_layers: int) -> Pricing:
         return Pricing(Problem(model, cluster, job), replace(Layout.parse(layout), recompute_layers=num_layers))
 
-    one = pricing(16)
-    costs, memory = one.unit_costs(), list[float]()
+    base = pricing(16)
+    costs, memory = base.unit_costs(), list[float]()
     for num_layers in (1, 7, 15):
-        some, own = one.with_recompute_layers(num_layers), pricing(num_layers)
-        assert some.fullest_device(some.stages(costs))[1] == own.fullest_device(own.stages())[1]
-        memory.append(sum(own.fullest_device(own.stages())[1].values()))
+        derived, direct = base.with_recompute_layers(num_layers), pricing(num_layers)
+        assert derived.fullest_device(derived.stages(costs))[1] == direct.fullest_device(direct.stages())[1]
+        memory.append(sum(direct.fullest_device(direct.stages())[1].values()))
     assert memory == sorted(memory, reverse=True)
     assert len(set(memory)) == 3
 
@@ -187,14 +189,14 @@ def test_other_numbers_of_layers_that_recompute_are_priced_from_the_same_units(l
     ("owner", "part"),
     [(UnitPricer, "work"), (UnitPricer, "payloads"), (UnitMemory, "activation_bytes"), (UnitMemory, "state_at_rest")],
 )
-def test_what_does_not_depend_on_rates_is_worked_out_once(
+def test_parts_that_do_not_depend_on_rates_are_computed_once(
     owner: type, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = with_calibration(load_cluster("h100:16"), CALIBRATION)
     pricing = Pricing(Problem(model, cluster, job), Layout(fsdp=8, tp=2, recompute="selective"))
     called, usual = [], getattr(owner, part)
-    monkeypatch.setattr(owner, part, lambda *given: called.append(part) or usual(*given))
+    monkeypatch.setattr(owner, part, lambda *arguments: called.append(part) or usual(*arguments))
     at_first, num_called = pricing.slowest_s(), len(called)
     assert num_called > 0
     assert pricing.at(replace(RATES, launch_s=1e-3), cluster.topology).slowest_s() > at_first
@@ -204,15 +206,15 @@ def test_what_does_not_depend_on_rates_is_worked_out_once(
 def test_an_estimate_with_a_calibration_has_an_interval() -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192, loss="unfused")
     bound = estimate(Problem(model, load_cluster("h100:16"), job), Layout(fsdp=16, zero_stage=3))
-    found = estimate(
+    calibrated = estimate(
         Problem(model, with_calibration(load_cluster("h100:16"), CALIBRATION), job), Layout(fsdp=16, zero_stage=3)
     )
     assert bound.interval90 is None
-    assert found.interval90 is not None
-    assert found.interval90[0] < found.step_time_s < found.interval90[1]
-    assert bound.step_time_s < found.step_time_s
-    assert sum(found.time.values()) == pytest.approx(found.step_time_s)
-    assert found.memory == bound.memory
+    assert calibrated.interval90 is not None
+    assert calibrated.interval90[0] < calibrated.step_time_s < calibrated.interval90[1]
+    assert bound.step_time_s < calibrated.step_time_s
+    assert sum(calibrated.time.values()) == pytest.approx(calibrated.step_time_s)
+    assert calibrated.memory == bound.memory
 
 
 def test_frozen_values_evaluate_once() -> None:
@@ -224,16 +226,18 @@ def test_frozen_values_evaluate_once() -> None:
     assert square.evaluate(frozen) == 9.0
 
 
-def test_scores_that_attention_writes_are_kept_unless_they_are_rebuilt() -> None:
+def test_written_attention_scores_are_saved_unless_recomputed() -> None:
     """2 bytes for each score of 32 heads and 2 sequences in each of 32 layers: the softmax, without dropout."""
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**17, seq_len=2048)
     cluster = with_calibration(load_cluster("h100:8"), CALIBRATION)
     plain = replace(cluster, calibration=replace(CALIBRATION, fused_attention=False))
     layout = Layout(fsdp=8, zero_stage=3, micro_batch_seqs=2)
-    fused, unfused = (estimate(Problem(model, one, job), layout).memory["activations"] for one in (cluster, plain))
+    fused, unfused = (
+        estimate(Problem(model, variant, job), layout).memory["activations"] for variant in (cluster, plain)
+    )
     assert unfused - fused == pytest.approx(2 * 32 * 2 * 32 * 2048**2)
-    again = replace(layout, recompute="selective")
+    recomputed = replace(layout, recompute="selective")
     assert (
-        estimate(Problem(model, plain, job), again).memory["activations"]
-        == estimate(Problem(model, cluster, job), again).memory["activations"]
+        estimate(Problem(model, plain, job), recomputed).memory["activations"]
+        == estimate(Problem(model, cluster, job), recomputed).memory["activations"]
     )

@@ -25,9 +25,9 @@ LAYOUT = sw.Layout(fsdp=64, zero_stage=3, recompute="full")
 
 
 def priced(cluster: sw.Cluster = CLUSTER, reliability: sw.Reliability | None = None, job: sw.Job = JOB) -> Run:
-    found = sw.plan_layout(LLAMA, cluster, job, LAYOUT, reliability=reliability).run
-    assert found is not None
-    return found
+    run = sw.plan_layout(LLAMA, cluster, job, LAYOUT, reliability=reliability).run
+    assert run is not None
+    return run
 
 
 def with_chip(**values: float | str) -> sw.Cluster:
@@ -79,7 +79,7 @@ def test_totals_carry_the_interval_of_the_step() -> None:
     assert priced().usd_interval90 is None  # a bound
 
 
-def test_what_is_not_known_has_no_interval() -> None:
+def test_totals_without_an_interval_of_the_step_have_none() -> None:
     cluster = sw.load_cluster("tpu-v5p:4x4x4", stack="maxtext")
     run = sw.plan("llama-3-8b", cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11)).run
     assert run is not None
@@ -112,31 +112,31 @@ def test_goodput_is_the_first_order_formula_where_failures_are_rare() -> None:
     assert goodput(interval, write, mtbf, restart) == pytest.approx(first_order, abs=2e-5)
 
 
-def test_goodput_is_what_a_simulated_run_reaches() -> None:
+def test_goodput_equals_that_of_a_simulated_run() -> None:
     """Failures drawn at a constant rate, which also strike checkpoints and restarts."""
     mtbf, write, restart, interval = 1000.0, 20.0, 60.0, 200.0
     draw, clock, done = random.Random(3), 0.0, 0
-    left = draw.expovariate(1 / mtbf)
+    until_failure = draw.expovariate(1 / mtbf)
     pending = interval + write
     while done < 20_000:
-        if left >= pending:
-            clock, left = clock + pending, left - pending
+        if until_failure >= pending:
+            clock, until_failure = clock + pending, until_failure - pending
             done, pending = done + 1, interval + write
         else:
-            clock, left = clock + left, draw.expovariate(1 / mtbf)
+            clock, until_failure = clock + until_failure, draw.expovariate(1 / mtbf)
             pending = restart + interval + write
     assert done * interval / clock == pytest.approx(goodput(interval, write, mtbf, restart), rel=0.01)
 
 
 @pytest.mark.parametrize(("write", "mtbf"), [(3.0, 11_000.0), (60.0, 1e5), (15.8, 354_000.0)])
-def test_youngs_interval_loses_the_least(write: float, mtbf: float) -> None:
+def test_youngs_interval_minimises_the_loss(write: float, mtbf: float) -> None:
     best = young_interval(write, mtbf)
     reached = goodput(best, write, mtbf, 600.0)
     assert reached > goodput(best * 1.5, write, mtbf, 600.0)
     assert reached > goodput(best / 1.5, write, mtbf, 600.0)
 
 
-def test_an_interval_is_never_longer_than_failures_are_apart() -> None:
+def test_a_checkpoint_interval_is_at_most_the_time_between_failures() -> None:
     assert young_interval(1000.0, 100.0) == 100.0
 
 
@@ -147,13 +147,13 @@ def test_without_failures_nothing_is_lost() -> None:
     assert run.checkpoint_interval_s is None
 
 
-def test_an_interval_that_is_asked_for_is_taken_and_never_within_a_step() -> None:
+def test_a_requested_checkpoint_interval_is_used_and_at_least_a_step() -> None:
     assert priced(reliability=sw.Reliability(checkpoint_interval_s=7200.0)).checkpoint_interval_s == 7200.0
     step = sw.estimate(LLAMA, CLUSTER, JOB, LAYOUT).step_time_s
     assert priced(reliability=sw.Reliability(checkpoint_interval_s=step / 2)).checkpoint_interval_s == step
 
 
-def test_what_has_no_source_is_absent_and_named() -> None:
+def test_values_without_a_source_are_absent_and_named() -> None:
     run = priced(replace(CLUSTER, chip=replace(CLUSTER.chip, price_usd_per_hour=None, price_date=None, power_w=None)))
     assert (run.usd, run.energy_mwh) == (None, None)
     assert run.missing == ("price_usd_per_hour", "power_w")
@@ -162,7 +162,7 @@ def test_what_has_no_source_is_absent_and_named() -> None:
 def test_every_input_has_a_source() -> None:
     reliability = sw.Reliability(restart_s=60.0)
     run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01"), reliability)
-    sources = {given.name: given.source for given in run.inputs}
+    sources = {quantity.name: quantity.source for quantity in run.inputs}
     assert sources["restart_s"] == "set by hand"
     assert sources["pue"] == RELIABILITY_SOURCES["pue"]
     assert sources["price_usd_per_hour"].startswith("2026-01-01: ")
@@ -175,7 +175,7 @@ def test_a_job_without_a_length_has_no_run() -> None:
     assert sw.plan_layout(LLAMA, CLUSTER, replace(JOB, tokens=None), LAYOUT).run is None
 
 
-def test_llama_3_405b_as_published() -> None:
+def test_goodput_and_gpu_hours_of_llama_3_405b_equal_the_published_ones() -> None:
     """16,384 H100, 54 days with 419 unexpected interruptions, more than 90% effective training time; 30.84M GPU-hours.
 
     At the 400 TFLOP/s for each device that the paper reports (6·P·T FLOPs) the run must take about the GPU-hours of the model
@@ -198,7 +198,7 @@ def test_llama_3_405b_as_published() -> None:
     assert run.chip_hours == pytest.approx(30.84e6, rel=0.10)
 
 
-def test_blooms_checkpoint() -> None:
+def test_the_checkpoint_of_bloom_has_its_published_size() -> None:
     """176B parameters in bf16 with AdamW in fp32: 2.3 TiB. Source: BigScience, BLOOM model card, 2022."""
     bloom = replace(LLAMA, name="bloom-like", num_layers=70, d_model=14336, d_ff=4 * 14336, num_heads=112, num_kv_heads=112,
                     head_dim=128, vocab_size=250880, tied_embeddings=True, mlp="gelu")  # fmt: skip
@@ -216,7 +216,7 @@ def test_blooms_checkpoint() -> None:
         ({"checkpoint_interval_s": 0.0}, "checkpoint_interval_s"),
     ],
 )
-def test_values_that_no_cluster_has(values: dict[str, float], name: str) -> None:
+def test_impossible_values_are_refused(values: dict[str, float], name: str) -> None:
     with pytest.raises(InputError, match=rf"run: {name} is .* is required"):
         sw.Reliability(**values)
 
@@ -226,11 +226,11 @@ def test_a_run_that_never_ends_is_refused() -> None:
         priced(reliability=sw.Reliability(failures_per_device_hour=1.0, restart_s=1e6))
 
 
-def test_a_plan_file_keeps_the_run_and_an_older_one_has_none() -> None:
+def test_plan_files_keep_the_run_and_older_files_have_none() -> None:
     plan = sw.plan_layout(LLAMA, CLUSTER, JOB, LAYOUT, reliability=sw.Reliability(pue=1.1))
     payload = json.loads(json.dumps(plan_payload(plan)))
-    again: Plan = parse_plan(payload)
-    assert again.run == plan.run
+    read_back: Plan = parse_plan(payload)
+    assert read_back.run == plan.run
     older = payload["run"] | {"operations": payload["run"]["reliability"]}
     del older["reliability"]
     assert parse_plan(payload | {"schema": "shardwise.plan/2", "run": older}).run == plan.run

@@ -1,4 +1,4 @@
-"""What is shared equals what it was made of, and has one object for equal parts."""
+"""Interned values equal the originals, and equal parts are the same object."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from shardwise.step.instructions import KernelShape
 from shardwise.values.symbolic import LocalDim, multiply_symbols
 
 
-def test_equal_parts_are_one_object() -> None:
-    def whole() -> tuple[object, ...]:
+def test_equal_parts_are_the_same_object() -> None:
+    def build() -> tuple[object, ...]:
         sizes = multiply_symbols(["T", LocalDim("D", ("fsdp",))], 2.0)
         return (
             KernelShape(contraction=sizes, extents=(sizes, multiply_symbols(["T"]))),
@@ -18,8 +18,8 @@ def test_equal_parts_are_one_object() -> None:
         )
 
     shared = Interner()
-    first, second = shared.of(whole()), shared.of(whole())
-    assert first == whole()
+    first, second = shared.of(build()), shared.of(build())
+    assert first == build()
     assert first is second
     shape, by_role, _ = first
     assert isinstance(shape, KernelShape)
@@ -28,6 +28,6 @@ def test_equal_parts_are_one_object() -> None:
     assert shape.extents[1].monomials[0].factors[0] is shape.contraction.monomials[0].factors[0]
 
 
-def test_numbers_of_other_types_stay_apart() -> None:
-    one, truth, real = Interner().of(((1,), (True,), (1.0,)))
-    assert (type(one[0]), type(truth[0]), type(real[0])) == (int, bool, float)
+def test_equal_numbers_of_different_types_are_not_merged() -> None:
+    integer, truth, real = Interner().of(((1,), (True,), (1.0,)))
+    assert (type(integer[0]), type(truth[0]), type(real[0])) == (int, bool, float)

@@ -1,4 +1,4 @@
-"""Every term of an estimate: what it is, the numbers that it was worked out of, and that these alone make its value again."""
+"""Every term of an estimate: its meaning, its inputs, and that the inputs alone reproduce its value."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ def term(case: str, name: str) -> Term:
 
 def numbers(case: str, name: str) -> dict[str, float]:
     """The inputs of a term by symbol."""
-    return {given.symbol: given.value for given in term(case, name).inputs}
+    return {quantity.symbol: quantity.value for quantity in term(case, name).inputs}
 
 
 class Replay(InputRecorder):
-    """Copies of records that have nothing but the numbers that a term was worked out of, those of a unit `scale` times."""
+    """Copies of records with only the recorded inputs of a term; seconds and bytes are multiplied by `scale`."""
 
-    def __init__(self, given: tuple[TermInput, ...], scale: float) -> None:
+    def __init__(self, inputs: tuple[TermInput, ...], scale: float) -> None:
         super().__init__()
-        self.given, self.scale = {one.symbol: one for one in given}, scale
+        self.known_inputs, self.scale = {quantity.symbol: quantity for quantity in inputs}, scale
 
     def note(self, value: Any, field: Any) -> Any:
         if not isinstance(value, (int, float)):
             return value
-        found = self.given.get(field.input(value).symbol)
-        if found is None:
+        quantity = self.known_inputs.get(field.input(value).symbol)
+        if quantity is None:
             return math.nan
-        return found.value * self.scale if found.unit in ("s", "B") else type(value)(found.value)
+        return quantity.value * self.scale if quantity.unit in ("s", "B") else type(value)(quantity.value)
 
 
-def again(case: str, name: str, scale: float = 1.0) -> float:
-    """A term worked out of its inputs alone."""
-    pricing, (tree, _, own) = pricing_of(case), name.partition(".")
+def replay_term(case: str, name: str, scale: float = 1.0) -> float:
+    """The value of a term, computed from its inputs alone."""
+    pricing, (tree, _, term_name) = pricing_of(case), name.partition(".")
     stages = pricing.stages()
     replay = Replay(term(case, name).inputs, scale)
     if tree == "time":
-        rule = TIME.by_name[own]
+        rule = TIME.by_name[term_name]
         return float(rule.value(replay.copy(pricing.slowest_step(stages), input_properties=rule.input_properties)))
-    memory = MEMORY.by_name[own]
+    memory = MEMORY.by_name[term_name]
     return float(memory.value(replay.copy(pricing.fullest_device(stages)[0], input_properties=memory.input_properties)))
 
 
@@ -96,46 +96,46 @@ def test_every_name_has_a_rule_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_term_is_its_value_in_the_estimate_and_says_what_it_is(case: str) -> None:
+def test_terms_have_the_estimates_value_and_an_explanation(case: str) -> None:
     pricing = pricing_of(case)
     priced = estimate(Problem(pricing.architecture, pricing.cluster, pricing.job), pricing.layout)
     values = {f"time.{name}": value for name, value in priced.time.items()}
     values |= {f"memory.{name}": value for name, value in priced.memory.items()}
     assert tuple(values) == TERM_NAMES
     for name, value in values.items():
-        found = term(case, name)
-        assert (found.name, found.value) == (name, value)
-        assert found.unit == ("s" if name.startswith("time.") else "B")
-        assert min(map(len, (found.words, found.formula, found.source))) > 5, name
+        explained_term = term(case, name)
+        assert (explained_term.name, explained_term.value) == (name, value)
+        assert explained_term.unit == ("s" if name.startswith("time.") else "B")
+        assert min(map(len, (explained_term.words, explained_term.formula, explained_term.source))) > 5, name
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TERM_NAMES)
-def test_a_terms_inputs_make_its_value_again(case: str, name: str) -> None:
-    """All other numbers of the stage are none: a sum or a maximum with one of them would be none too."""
-    found = term(case, name)
-    assert found.inputs
-    assert again(case, name) == found.value
+def test_inputs_of_a_term_reproduce_its_value(case: str, name: str) -> None:
+    """All other numbers of the stage are NaN, so that any use of them makes the value NaN."""
+    explained_term = term(case, name)
+    assert explained_term.inputs
+    assert replay_term(case, name) == explained_term.value
 
 
 @pytest.mark.parametrize("name", TERM_NAMES)
-def test_seconds_are_made_of_seconds_and_bytes_of_bytes(name: str) -> None:
-    """Twice the seconds and bytes of its units make twice a term: no other input has a unit."""
+def test_terms_scale_with_their_seconds_and_bytes(name: str) -> None:
+    """A term doubles with the seconds and bytes of its units: no other input has a unit."""
     for case in CASES:
-        assert again(case, name, scale=2.0) == pytest.approx(2.0 * term(case, name).value, rel=1e-12)
+        assert replay_term(case, name, scale=2.0) == pytest.approx(2.0 * term(case, name).value, rel=1e-12)
 
 
-def test_every_input_says_what_it_is_and_in_what_unit() -> None:
-    inputs = {given for case in CASES for name in TERM_NAMES for given in term(case, name).inputs}
-    assert all(given.meaning != given.symbol.partition("(")[0] for given in inputs)
-    units = {given.symbol.partition("(")[0]: given.unit for given in inputs}
+def test_every_input_has_a_meaning_and_a_unit() -> None:
+    inputs = {quantity for case in CASES for name in TERM_NAMES for quantity in term(case, name).inputs}
+    assert all(quantity.meaning != quantity.symbol.partition("(")[0] for quantity in inputs)
+    units = {quantity.symbol.partition("(")[0]: quantity.unit for quantity in inputs}
     assert {units["forward_s"], units["traffic_s"], units["F"], units["host_s"]} == {"s"}
     assert {units["saved_bytes"], units["transient_bytes"]} == {"B"}
     assert {units["layers"], units["m"], units["exposed"], units["in flight"]} == {""}
 
 
 def test_terms_by_hand() -> None:
-    """Micro-batches, layers and what one of them takes; stages and passes; weights of layers and of the ends."""
+    """Micro-batches, layers and their unit costs; stages and passes; weights of layers and of the ends."""
     forward, pricing = numbers("bound", "time.forward"), pricing_of("bound")
     layers = layers_by_stage(pricing.architecture, pricing.layout)
     assert forward["m"] == 2**19 / 4096 / 2
@@ -157,7 +157,7 @@ def test_terms_by_hand() -> None:
     assert total == pytest.approx(term("stepwise", "memory.master").value, rel=1e-12)
 
 
-def test_the_formula_is_that_of_what_was_chosen() -> None:
+def test_formulas_follow_the_choices_of_the_plan() -> None:
     """The convention of overlap, the stack, the schedule, the loss, the recipe and the chip each bring their own."""
     formulas = {case: term(case, "time.fsdp").formula for case in ("bound", "prediction", "sum", "max")}
     assert len(set(formulas.values())) == 4
@@ -173,7 +173,7 @@ def test_the_formula_is_that_of_what_was_chosen() -> None:
 
 
 @pytest.mark.parametrize("overlap", ["per_axis", "sum", "max"])
-def test_the_setting_of_a_plan_is_that_of_its_prices(overlap: OverlapConvention) -> None:
+def test_the_settings_of_a_plan_are_those_of_its_prices(overlap: OverlapConvention) -> None:
     pricing = pricing_of("bound")
     job = Job(global_batch_tokens=2**19, seq_len=4096, overlap=overlap)
     setting = term_context(pricing.cluster, job, pricing.layout)

@@ -45,7 +45,7 @@ def statistics(tp: int = 1) -> float:
 @pytest.mark.parametrize(
     ("text", "tp", "sequence_parallel"), [("", 1, False), ("dp=2 tp=4 sequence_parallel=true", 4, True)]
 )
-def test_the_rule_is_the_priced_program(
+def test_the_rule_equals_the_priced_program(
     attention: str, dropout: bool, text: str, tp: int, sequence_parallel: bool
 ) -> None:
     expected = sw.rule(
@@ -57,7 +57,7 @@ def test_the_rule_is_the_priced_program(
     assert 0 <= priced - expected <= statistics(1)
 
 
-def test_the_rule_is_s1() -> None:
+def test_the_rule_equals_s1() -> None:
     width, heads = 768, 12
     expected = SEQ_LEN * width * (34 + 5 * heads * SEQ_LEN / width)
     value = sw.rule("layer_activation_bytes", tokens=SEQ_LEN, d_model=width, num_heads=heads, seq_len=SEQ_LEN).value
@@ -72,7 +72,7 @@ def test_recompute_of_attention_frees_its_scores_and_no_other_mask() -> None:
     assert saved_bytes("recompute=full", attention="unfused", dropout=True) == full
 
 
-def test_a_job_counts_before_its_stack() -> None:
+def test_a_job_takes_precedence_over_its_stack() -> None:
     layout = Layout.parse("dp=1 micro_batch_seqs=8")
     stack = load_cluster("a100-80gb:1", stack="megatron-2022")
     assert get_stack("megatron-2022").policy.dropout
@@ -85,7 +85,7 @@ def test_a_job_counts_before_its_stack() -> None:
     assert memory["fused"].step_time_s < memory["unfused"].step_time_s
 
 
-def test_a_search_prices_them_as_an_estimate_does() -> None:
+def test_a_search_prices_unfused_attention_as_an_estimate_does() -> None:
     job = replace(JOB, attention="unfused", dropout=True)
     problem = Problem(GPT, load_cluster("h100:8", stack="megatron"), job)
     result = search_layouts(problem, choices=Choices(), checks=SearchChecks(num_samples=50))

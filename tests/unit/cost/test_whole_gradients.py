@@ -50,7 +50,7 @@ def test_a_pipeline_of_torchtitan_reduces_in_the_last_micro_batch() -> None:
     assert gradients("torchtitan", layout, reduced_in_bf16) == pytest.approx(sharded * 4)
 
 
-def test_a_search_prices_them_as_an_estimate_does() -> None:
+def test_a_search_prices_whole_gradients_as_an_estimate_does() -> None:
     problem = Problem(MODEL, load_cluster("h100:8", stack="automodel"), JOB)
     result = search_layouts(problem, choices=Choices(), checks=SearchChecks(num_samples=100))
     for row in (*result.best, *result.sampled):

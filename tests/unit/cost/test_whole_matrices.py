@@ -1,4 +1,4 @@
-"""What a device makes of matrices as a whole: of those that it has a part of, and so the fullest device's is priced."""
+"""Updates of whole matrices: each device updates the matrices that it has a part of, and the fullest device is priced."""
 
 from __future__ import annotations
 
@@ -36,54 +36,54 @@ def instance(model: str, layout: Layout, optimizer: str = "muon") -> RankProgram
 
 
 def flops(group: ParameterGroup, device: int) -> float:
-    """Of the Newton-Schulz steps of all matrices that a device has a part of."""
-    begin, found = device * group.shard_size, 0.0
+    """FLOPs of the Newton-Schulz steps of all matrices that a device has a part of."""
+    begin, total = device * group.shard_size, 0.0
     for member in group.members:
         if member.start < begin + group.shard_size and member.stop > begin:
             matrix = member.parameter.matrix
             assert matrix is not None
             num_stacked, border = len(matrix.stack), len(matrix.stack) + len(matrix.rows)
             rows, columns = prod(member.global_shape[num_stacked:border]), prod(member.global_shape[border:])
-            least = min(rows, columns)
-            found += prod(member.shape[:num_stacked]) * 5 * (4 * least * rows * columns + 2 * least**3)
-    return found
+            shorter = min(rows, columns)
+            total += prod(member.shape[:num_stacked]) * 5 * (4 * shorter * rows * columns + 2 * shorter**3)
+    return total
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", [Layout(fsdp=n, zero_stage=zero) for n in (2, 3, 7, 64) for zero in (1, 3)]
                          + [Layout(fsdp=2, tp=2, zero_stage=2), Layout(dp=2, fsdp=4, zero_stage=1)], ids=str)  # fmt: skip
 def test_the_fullest_device_is_priced(model: str, layout: Layout) -> None:
-    """Against a count over all devices; the arrays of a unit's matrices are not cut into buckets, whatever the stage."""
-    one = instance(model, layout)
-    arrays = unit_cost_inputs(one.scheme, "block", POLICY).arrays
-    groups = [group for group in one.groups if group.path == "layers.0" and group.members[0].parameter.matrix]
+    """Compare with a count over all devices; arrays of a unit's matrices are not cut into buckets under any stage."""
+    program = instance(model, layout)
+    arrays = unit_cost_inputs(program.scheme, "block", POLICY).arrays
+    groups = [group for group in program.groups if group.path == "layers.0" and group.members[0].parameter.matrix]
     fullest = sum(max(flops(group, device) for device in range(group.num_shards)) for group in groups)
     every = sum(flops(replace(group, num_shards=1), 0) for group in groups)
-    assert largest_update_share(arrays, one.values) == pytest.approx(fullest / every)
+    assert largest_update_share(arrays, program.values) == pytest.approx(fullest / every)
     assert fullest < every
 
 
-def test_its_share_is_the_work_that_is_priced() -> None:
-    one = instance("dense", Layout(fsdp=7, zero_stage=1))
+def test_the_largest_share_equals_the_priced_work() -> None:
+    program = instance("dense", Layout(fsdp=7, zero_stage=1))
     rates = chip_rates(load_cluster("h100:8").chip, None)
-    pricer = UnitPricer(replace(rates, policy=POLICY), one.precision, optimizer="muon")
-    parts = pricer.parts(one.scheme, "block")
-    made = [kernel for kernel in parts.kernels if kernel.kind == "of_matrix"]
-    priced = sum(pricer.work(kernel, parts, one.values).flops for kernel in made)
-    share = largest_update_share(parts.arrays, one.values)
+    pricer = UnitPricer(replace(rates, policy=POLICY), program.precision, optimizer="muon")
+    parts = pricer.parts(program.scheme, "block")
+    matrix_kernels = [kernel for kernel in parts.kernels if kernel.kind == "of_matrix"]
+    priced = sum(pricer.work(kernel, parts, program.values).flops for kernel in matrix_kernels)
+    share = largest_update_share(parts.arrays, program.values)
     assert 0 < share < 1
-    assert priced == pytest.approx(share * sum(kernel.flops.evaluate(one.values) for kernel in made))
+    assert priced == pytest.approx(share * sum(kernel.flops.evaluate(program.values) for kernel in matrix_kernels))
 
 
-def test_without_parts_every_device_makes_all() -> None:
-    one = instance("dense", Layout(dp=4, zero_stage=0))
-    assert largest_update_share(unit_cost_inputs(one.scheme, "block", POLICY).arrays, one.values) == 1.0
+def test_without_sharding_every_device_updates_all_matrices() -> None:
+    program = instance("dense", Layout(dp=4, zero_stage=0))
+    assert largest_update_share(unit_cost_inputs(program.scheme, "block", POLICY).arrays, program.values) == 1.0
 
 
-def test_state_of_sides_is_made_by_every_device() -> None:
+def test_every_device_computes_the_state_of_sides() -> None:
     """Shampoo's squares and roots are kept wherever the matrix is used: only the step itself is made in parts."""
-    one = instance("dense", Layout(fsdp=4, zero_stage=1), "shampoo")
-    kernels = unit_cost_inputs(one.scheme, "block", POLICY).kernels
+    program = instance("dense", Layout(fsdp=4, zero_stage=1), "shampoo")
+    kernels = unit_cost_inputs(program.scheme, "block", POLICY).kernels
     in_part = {kernel.outputs[0].rpartition(".")[2] for kernel in kernels if kernel.shape.owned_matrices_only}
     assert in_part == {"preconditioned'"}
 

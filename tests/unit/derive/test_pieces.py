@@ -1,4 +1,4 @@
-"""Products in pieces beside collectives of tensor parallelism: which these are, and in what order."""
+"""Products in pieces beside collectives of tensor parallelism: which products, and in what order."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def rings_among(nodes: Iterable[ProgramNode]) -> list[Ring]:
     return [node for node in nodes if isinstance(node, Ring)]
 
 
-def beside(rings: list[Ring]) -> list[tuple[str, ...]]:
+def products_of(rings: list[Ring]) -> list[tuple[str, ...]]:
     return [ring.first_results for ring in rings]
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("model", MODELS)
-def test_every_step_stays_once(model: str, recompute: str) -> None:
+def test_rings_keep_every_step_exactly_once(model: str, recompute: str) -> None:
     structure = MODELS[model].structure
     for name in units_of_structure(structure):
         plain, pieces = (
@@ -59,85 +59,95 @@ def test_every_step_stays_once(model: str, recompute: str) -> None:
             assert Counter(map(str, steps)) == Counter(map(str, pieces.phases()[phase]))
 
 
-def test_products_forward() -> None:
+def test_rings_of_the_forward_pass_are_those_with_products() -> None:
     unit = unit_of(ASYNC)
-    found = rings_among(unit.forward.nodes)
-    assert beside(found) == [("q_flat", "k_flat", "v"), ("attention_out",), ("up", "gate"), ("mlp_out",)]
+    rings = rings_among(unit.forward.nodes)
+    assert products_of(rings) == [("q_flat", "k_flat", "v"), ("attention_out",), ("up", "gate"), ("mlp_out",)]
     assert not rings_among(unit_of(PLAIN).forward.nodes)
 
 
-def test_products_backward() -> None:
-    """Sums stand before the gradients of weights that take the same, with which an engine lets go of the weights."""
+def test_rings_of_the_backward_pass_are_those_with_products() -> None:
+    """Sums stand before the gradients of weights with the same operand, after which the engine frees the weights."""
     unit = unit_of(ASYNC)
-    found = rings_among(unit.backward_nodes)
-    assert beside(found) == [
+    rings = rings_among(unit.backward_nodes)
+    assert products_of(rings) == [
         ("d.act#0", "d.w_down#0"), ("d.mlp_norm.out#0", "d.mlp_norm.out#1"), ("d.w_gate#0", "d.w_up#0"),
         ("d.attended#0", "d.wo#0"), ("d.attention_norm.out#0", "d.attention_norm.out#1", "d.attention_norm.out#2"),
         ("d.wv#0", "d.wk#0", "d.wq#0"),
     ]  # fmt: skip
-    assert [ring.sum is not None for ring in found] == [False, True, False, False, True, False]
+    assert [ring.sum is not None for ring in rings] == [False, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(model: str) -> None:
+def test_last_uses_of_weights_come_before_their_gradients(model: str) -> None:
     for recompute in ("none", "full"):
         unit = unit_of(replace(ASYNC, recompute=recompute), model)
         products = [step for step in unit.backward_steps if isinstance(step, ComputeStep)]
-        used = {name: place for place, step in enumerate(products) for name in step.operation.operands}
-        made = {name: place for place, step in enumerate(products) for name in step.operation.outputs}
+        last_used_at = {name: place for place, step in enumerate(products) for name in step.operation.operands}
+        produced_at = {name: place for place, step in enumerate(products) for name in step.operation.outputs}
         within = [set(ring.first_results) for ring in rings_among(unit.backward_nodes)]
         for weight, gradient in unit.gradients.items():
-            own = any(
-                {gradient, products[used[weight]].operation.outputs[0]} <= ring for ring in within if weight in used
+            is_in_ring = any(
+                {gradient, products[last_used_at[weight]].operation.outputs[0]} <= ring
+                for ring in within
+                if weight in last_used_at
             )
-            assert own or made[gradient] >= used.get(weight, 0), weight
+            assert is_in_ring or produced_at[gradient] >= last_used_at.get(weight, 0), weight
 
 
-def test_what_has_no_product_stays_as_it_is() -> None:
+def test_collectives_without_a_product_are_not_split() -> None:
     embedding = derived_unit(ASYNC, "embedding")
-    moved = [
-        one for one in embedding.forward.steps if isinstance(one, CollectiveStep) and one.collective.axes == TP_AXES
+    collectives = [
+        step for step in embedding.forward.steps if isinstance(step, CollectiveStep) and step.collective.axes == TP_AXES
     ]
-    assert [one.collective.kind for one in moved] == [CollectiveKind.REDUCE_SCATTER]
+    assert [step.collective.kind for step in collectives] == [CollectiveKind.REDUCE_SCATTER]
     assert not rings_among(embedding.forward.nodes)
 
 
-def test_a_ring_is_not_put_between_what_reads_and_what_makes() -> None:
+def test_a_product_that_depends_on_another_result_stays_out_of_the_ring() -> None:
     """A product whose result is read before another's operand is made stays out of its ring."""
     steps = list(unit_of(PLAIN).forward.steps)
-    gather = next(p for p, one in enumerate(steps) if isinstance(one, CollectiveStep))
+    gather = next(p for p, step in enumerate(steps) if isinstance(step, CollectiveStep))
     product = next(
-        p for p, one in enumerate(steps) if isinstance(one, ComputeStep) and one.operation.outputs == ("up",)
+        p for p, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation.outputs == ("up",)
     )
     late = steps.pop(product)
-    taken = steps[gather]
+    gather_step = steps[gather]
     assert isinstance(late, ComputeStep)
-    assert isinstance(taken, CollectiveStep)
+    assert isinstance(gather_step, CollectiveStep)
     operation = replace(late.operation, inputs=("attention_norm.out", "attended"))
-    scan = next(one for one in steps if isinstance(one, ComputeStep) and "attended" in one.operation.outputs)
-    late = ComputeStep(operation, replace(late.placed, inputs=(taken.collective.after, scan.placed.outputs[0])))
+    scan = next(step for step in steps if isinstance(step, ComputeStep) and "attended" in step.operation.outputs)
+    late = ComputeStep(operation, replace(late.placed, inputs=(gather_step.collective.after, scan.placed.outputs[0])))
     steps.insert(steps.index(scan) + 1, late)
-    found = [ring for ring in rings_among(group_rings(steps, ASYNC)) if taken in ring.collectives]
-    assert beside(found) == [("q_flat", "k_flat", "v")]
+    rings = [ring for ring in rings_among(group_rings(steps, ASYNC)) if gather_step in ring.collectives]
+    assert products_of(rings) == [("q_flat", "k_flat", "v")]
 
 
-def test_the_list_has_blocks_in_place_of_collectives() -> None:
-    """Of an AllGather, or a ReduceScatter, each block but the rank's own."""
+def test_the_instruction_list_has_permutes_instead_of_collectives() -> None:
+    """An AllGather or a ReduceScatter becomes a permute for each block but the rank's own."""
     for tp in (2, 4):
-        of = {
+        programs = {
             pieces: RankProgram(
                 architecture=SMALL, layout=Layout(tp=tp, sequence_parallel=True, async_tp=pieces),
                 precision=get_precision("fp32"), seq_len=16,
             )
             for pieces in (False, True)
         }  # fmt: skip
-        listed = {pieces: list(ordered_activation_collectives(one, 1)) for pieces, one in of.items()}
-        whole = [one for one in listed[False] if one.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)]
-        blocks = [one for one in listed[True] if one.kind is CollectiveKind.PERMUTE]
-        left = [one for one in listed[True] if one.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)]
-        assert [one.kind for one in left] == [
+        listed = {pieces: list(ordered_activation_collectives(program, 1)) for pieces, program in programs.items()}
+        collectives = [
+            instruction
+            for instruction in listed[False]
+            if instruction.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+        ]
+        permutes = [instruction for instruction in listed[True] if instruction.kind is CollectiveKind.PERMUTE]
+        remaining = [
+            instruction
+            for instruction in listed[True]
+            if instruction.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+        ]
+        assert [instruction.kind for instruction in remaining] == [
             CollectiveKind.REDUCE_SCATTER,
             CollectiveKind.ALL_GATHER,
         ]  # of the embedding, there and back
-        assert len(blocks) == (tp - 1) * (len(whole) - len(left))
-        assert {one.num_bytes for one in blocks} == {16 // tp * 24 * 4}
+        assert len(permutes) == (tp - 1) * (len(collectives) - len(remaining))
+        assert {instruction.num_bytes for instruction in permutes} == {16 // tp * 24 * 4}

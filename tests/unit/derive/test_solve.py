@@ -1,4 +1,4 @@
-"""Products on cut axes: XLA works on parts of an axis, and so can a strategy."""
+"""Products on cut axes: a strategy may use a part of an axis, as XLA does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwise.sharding.spec import Axes, Mesh
 from shardwise.values.symbolic import SymbolValues, constant
 
 
-def made(text: str, mesh: dict[str, int], sizes: dict[str, int]) -> ShardedExpression:
+def shard(text: str, mesh: dict[str, int], sizes: dict[str, int]) -> ShardedExpression:
     return shard_expression(parse_expression(text), Mesh.of(mesh), sizes)
 
 
@@ -35,7 +35,7 @@ def by_bytes(product: ShardedExpression) -> tuple[PriceCollective, PriceProduct]
 
 def test_an_axis_is_cut_into_prime_factors() -> None:
     (cut,) = refine_mesh(
-        made("A[I_X, J_Y]{U_Z} * B[J_Y, K] -> C[I_X, K]", {"X": 4, "Y": 2, "Z": 1}, {"I": 8, "J": 8, "K": 8})
+        shard("A[I_X, J_Y]{U_Z} * B[J_Y, K] -> C[I_X, K]", {"X": 4, "Y": 2, "Z": 1}, {"I": 8, "J": 8, "K": 8})
     )
     assert cut.mesh.axes == (("X1", 2), ("X2", 2), ("Y", 2), ("Z", 1))
     assert str(cut.operands[0]) == "[I_{X1,X2}, J_Y]{U_Z}"
@@ -43,9 +43,9 @@ def test_an_axis_is_cut_into_prime_factors() -> None:
 
 
 @pytest.mark.parametrize("mesh", [{"X": 2, "Y": 3}, {"X": 2, "Y": 2, "Z": 2, "W": 8}])
-def test_what_is_not_cut(mesh: dict[str, int]) -> None:
+def test_axes_that_are_not_cut(mesh: dict[str, int]) -> None:
     sizes = dict.fromkeys("IJK", 192)
-    assert list(refine_mesh(made("A[I_X, J] * B[J, K] -> C[I_X, K]", mesh, sizes))) == []
+    assert list(refine_mesh(shard("A[I_X, J] * B[J, K] -> C[I_X, K]", mesh, sizes))) == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_is_not_cut(mesh: dict[str, int]) -> None:
 )
 def test_an_axis_of_many_primes_is_cut_into_fewer_factors(mesh: dict[str, int], splits: list[tuple[int, ...]]) -> None:
     sizes = dict.fromkeys("IJK", 2**10 * 3)
-    cuts = refine_mesh(made("A[I_X, J] * B[J, K] -> C[I_X, K]", mesh, sizes))
+    cuts = refine_mesh(shard("A[I_X, J] * B[J, K] -> C[I_X, K]", mesh, sizes))
     assert [tuple(size for _, size in cut.mesh.axes) for cut in cuts] == splits
     assert len(splits) <= MAX_REFINEMENTS
 
@@ -72,7 +72,7 @@ def flops_then_bytes(product: ShardedExpression) -> tuple[PriceCollective, Price
 def test_a_part_of_an_axis_saves_bytes_at_no_more_flops() -> None:
     """A permute onto half of Z, where the mesh has five prime factors and both programs do the same products: in fp32 1,408
     bytes and not 1,416."""
-    product = made(
+    product = shard(
         "A[I_ZX, J_Y] * B[K_Z, J_YX] -> R[I_Z, K_Y]", {"X": 2, "Y": 2, "Z": 8}, {"I": 256, "J": 4, "K": 32}
     )  # fmt: skip
     solution = solve_expression(product, flops_then_bytes)
@@ -83,21 +83,21 @@ def test_a_part_of_an_axis_saves_bytes_at_no_more_flops() -> None:
 
 def test_a_part_of_an_axis_saves_bytes() -> None:
     """XLA's way through this product moves 96 elements, by an AllToAll over half of X."""
-    product = made(
+    product = shard(
         "A[I, J, K] * B[I_Y, J_X] -> C[I_X, J_Y, K]", {"X": 4, "Y": 2}, {"I": 32, "J": 16, "K": 24}
     )  # fmt: skip
-    found = solve_expression(product, by_bytes)
-    assert found.expression.mesh.axes == (("X1", 2), ("X2", 2), ("Y", 2))
-    assert found.strategies[0].cost[0] <= 96
+    solution = solve_expression(product, by_bytes)
+    assert solution.expression.mesh.axes == (("X1", 2), ("X2", 2), ("Y", 2))
+    assert solution.strategies[0].cost[0] <= 96
 
 
 @pytest.mark.parametrize("text", ["A[I_X, J] * B[J, K] -> C[I_X, K]", "A[I_X, J] -> A[I, J]"])
 def test_the_mesh_stays_whole_where_parts_save_nothing(text: str) -> None:
-    product = made(text, {"X": 4}, {"I": 8, "J": 8, "K": 8})
+    product = shard(text, {"X": 4}, {"I": 8, "J": 8, "K": 8})
     assert solve_expression(product, by_bytes).expression is product
 
 
 def test_two_levels_beat_one_reduction() -> None:
     """Half of X splits the sum and half the rows: 88 elements instead of the 96 of an AllReduce over X."""
-    product = made("A[I, J_X] * B[J_X, K] -> C[I, K]", {"X": 4}, {"I": 8, "J": 8, "K": 8})
+    product = shard("A[I, J_X] * B[J_X, K] -> C[I, K]", {"X": 4}, {"I": 8, "J": 8, "K": 8})
     assert solve_expression(product, by_bytes).strategies[0].cost[0] == 88

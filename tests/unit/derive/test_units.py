@@ -1,4 +1,4 @@
-"""Units are derived once for all schemes that differ in nothing that they depend on."""
+"""A unit is derived once for all schemes that agree in everything that it depends on."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ UNITS = units_of_structure(STRUCTURE)
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_shared_scales_are_no_part_of_a_derivation(unit: str) -> None:
+def test_shared_scales_do_not_affect_derivations(unit: str) -> None:
     assert derived_unit(replace(PLAIN, shares_amax=True), unit) is derived_unit(PLAIN, unit)
 
 
 @pytest.mark.parametrize("scheme", ABOUT_LAYERS, ids=scheme_id)
 @pytest.mark.parametrize("unit", UNITS)
-def test_recomputation_and_variants_of_attention_are_about_layers(unit: str, scheme: ShardingScheme) -> None:
+def test_recomputation_and_attention_variants_affect_layers_only(unit: str, scheme: ShardingScheme) -> None:
     same = derived_unit(scheme, unit) is derived_unit(PLAIN, unit)
     assert same is (not is_layer(unit))
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_whole_experts_are_about_units_that_have_experts(unit: str) -> None:
+def test_whole_experts_affect_units_with_experts_only(unit: str) -> None:
     same = derived_unit(replace(PLAIN, whole_experts=True), unit) is derived_unit(PLAIN, unit)
     assert same is (unit != "block")

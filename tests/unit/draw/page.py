@@ -1,4 +1,4 @@
-"""The texts of a picture with the boxes that they take, and the check that all are on the page and apart."""
+"""The texts of a picture with their boxes, and the check that all are on the page and do not overlap."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ def marks_of(chart: Chart, kind: type[Mark], panel: int = 0) -> list[Mark]:
 
 def boxes(drawing: Drawing | str) -> list[tuple[str, float, float, float, float]]:
     """Content and box (left, top, right, bottom) of every horizontal text."""
-    found = []
-    for one in parsed(drawing).iter(f"{SVG}text"):
-        if one.get("transform") is None:
-            content, size = one.text or "", float(one.get("font-size", "13"))
-            bold = one.get("font-weight") == "bold"
-            x, y, width = float(one.get("x", "0")), float(one.get("y", "0")), text_width(content, size, bold=bold)
-            left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[one.get("text-anchor", "start")] * width
-            found.append((content, left, y - 0.75 * size, left + width, y))
-    return found
+    text_boxes = []
+    for element in parsed(drawing).iter(f"{SVG}text"):
+        if element.get("transform") is None:
+            content, size = element.text or "", float(element.get("font-size", "13"))
+            bold = element.get("font-weight") == "bold"
+            x, y, width = (
+                float(element.get("x", "0")),
+                float(element.get("y", "0")),
+                text_width(content, size, bold=bold),
+            )
+            left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[element.get("text-anchor", "start")] * width
+            text_boxes.append((content, left, y - 0.75 * size, left + width, y))
+    return text_boxes
 
 
 def parsed(drawing: Drawing | str) -> ElementTree.Element:
@@ -45,13 +49,18 @@ def check_texts(drawing: Drawing | str) -> None:
     """Every text is on the page and legible, and none runs over another."""
     root = parsed(drawing)
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
-    found = boxes(drawing)
-    for content, left, top, right, bottom in found:
+    text_boxes = boxes(drawing)
+    for content, left, top, right, bottom in text_boxes:
         assert left >= 0, content
         assert top >= 0, content
         assert right <= width, content
         assert bottom <= height - 4, content
-    assert all(float(one.get("font-size", "13")) >= 11 for one in root.iter(f"{SVG}text"))
-    for (one, *a), (other, *b) in combinations(found, 2):
-        apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-        assert apart, f"{one!r} on {other!r}"
+    assert all(float(element.get("font-size", "13")) >= 11 for element in root.iter(f"{SVG}text"))
+    for (first, *first_box), (second, *second_box) in combinations(text_boxes, 2):
+        apart = (
+            first_box[2] <= second_box[0]
+            or second_box[2] <= first_box[0]
+            or first_box[3] <= second_box[1]
+            or second_box[3] <= first_box[1]
+        )
+        assert apart, f"{first!r} on {second!r}"

@@ -16,32 +16,32 @@ BARS = bar_chart(
     {"short": {"a": 5e9, "b": 0.0, "c": 30e9}, "long " * 40: {"a": 90e9, "b": 0.0, "c": 1e6}},
     limit=80e9, limit_label="chip: 80 GB",
 )  # fmt: skip
-DRAWN = draw(BARS)
+DRAWING = draw(BARS)
 HEIGHT = BARS.panels[0].size[1]
 
 
 def test_texts_are_on_the_page_and_apart() -> None:
-    check_texts(DRAWN)
+    check_texts(DRAWING)
 
 
 def test_pictures_are_the_same_every_time() -> None:
-    assert draw(BARS).svg() == DRAWN.svg()
+    assert draw(BARS).svg() == DRAWING.svg()
 
 
 def test_bars_are_as_long_as_their_bytes() -> None:
-    widths = [mark.width for mark in DRAWN.marks if isinstance(mark, Rect) and mark.height == HEIGHT]
+    widths = [mark.width for mark in DRAWING.marks if isinstance(mark, Rect) and mark.height == HEIGHT]
     assert [w / widths[0] for w in widths] == pytest.approx([1, 6, 18, 2e-4], abs=2e-3)
-    shown = texts(DRAWN)
-    assert {"35 GB", "90 GB", "chip: 80 GB", "a", "c"} <= set(shown)
-    assert "b" not in shown, "a part that no bar has is not in the legend"
+    labels = texts(DRAWING)
+    assert {"35 GB", "90 GB", "chip: 80 GB", "a", "c"} <= set(labels)
+    assert "b" not in labels, "a part that no bar has is not in the legend"
 
 
-def test_a_part_has_one_colour_whatever_else_is_shown() -> None:
-    fills = [mark.fill for mark in DRAWN.marks if isinstance(mark, Rect) and mark.height == 14]
+def test_a_parts_colour_does_not_depend_on_other_parts() -> None:
+    fills = [mark.fill for mark in DRAWING.marks if isinstance(mark, Rect) and mark.height == 14]
     assert fills == [BLUE, GREEN]
 
 
-def test_a_term_has_its_own_colour() -> None:
+def test_terms_have_different_colours() -> None:
     chart = bar_chart("", "", {"": {"tp": 1.0, "bubble": 2.0, "weights": 1.0}}, unit="s")
     fills = [mark.fill for mark in draw(chart).marks if isinstance(mark, Rect) and mark.height == HEIGHT]
     assert fills == [TERM_COLOURS["tp"], TERM_COLOURS["bubble"], BLUE]

@@ -63,7 +63,7 @@ def anatomy() -> Chart:
 
 def shards() -> Chart:
     tensors = map(parse_tensor, ("A[I_X, J]", "B[I, J_Y]{U_X}"))
-    moments = [sharding_charts.Moment(heading="start", name=one.name, spec=one.spec) for one in tensors]
+    moments = [sharding_charts.Moment(heading="start", name=tensor.name, spec=tensor.spec) for tensor in tensors]
     return sharding_charts.shards_chart("shards", moments, Mesh.of({"X": 4, "Y": 2}))
 
 
@@ -72,14 +72,14 @@ def block() -> Chart:
     return block_chart(block_roofline(sw.load_model(MODEL), chip, 1, 8192, links=links))
 
 
-def kept() -> Chart:
+def saved_tensors() -> Chart:
     problem = Problem(sw.load_model(MODEL), sw.load_cluster(CLUSTER), sw.Job(**JOB))
     return plan_charts.kept_chart(problem, planned().layout)
 
 
 RESULTS: Mapping[str, Charts] = {
     "plan": lambda: plan_charts.estimate_charts("a plan", {"chosen " * 30: planned().estimate, "again": planned().estimate}),
-    "kept": lambda: (kept(),),
+    "kept": lambda: (saved_tensors(),),
     "memory": lambda: (plan_charts.memory_comparison_chart(sw.memory(MODEL, CLUSTER, ["tp=8", "fsdp=8"])),),
     "simulation": lambda: (step_chart(sw.simulation(planned())),),
     "schedule": lambda: (timeline_chart(play_actions(build_actions("zb-v", 4, 8))),),
@@ -121,7 +121,7 @@ def places(mark: Mark, axis: str) -> Iterator[float]:
 
 
 def check_axis(axis: Axis, values: Sequence[float]) -> None:
-    """All values are finite and between the ends of the axis, ticks as well."""
+    """All values and ticks are finite and between the ends of the axis."""
     low, high = axis.domain
     room = 1e-9 * (high - low)
     for value in (*values, *(place for place, _ in axis.ticks or ())):
@@ -130,7 +130,7 @@ def check_axis(axis: Axis, values: Sequence[float]) -> None:
 
 
 def check_boxes(drawing: Drawing) -> None:
-    """A text that is drawn with the rectangle of its datum is no wider than that."""
+    """A text drawn in the rectangle of its datum is no wider than the rectangle."""
     widths: dict[int, float] = {}
     for mark in drawing.marks:
         if isinstance(mark, Rect) and mark.about:
@@ -141,7 +141,7 @@ def check_boxes(drawing: Drawing) -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_marks_are_inside_of_their_axes_and_texts_of_their_boxes(name: str) -> None:
+def test_marks_lie_within_axes_and_texts_within_boxes(name: str) -> None:
     for chart in BUILDERS[name]():
         assert isinstance(chart, Chart)
         assert chart.panels
@@ -160,13 +160,13 @@ def test_marks_are_inside_of_their_axes_and_texts_of_their_boxes(name: str) -> N
 
 @pytest.mark.parametrize("width", [420.0, 700.0, 1600.0])
 @pytest.mark.parametrize("name", ["plan", "kept", "sweep", "simulation", "shards", "collective", "map"])
-def test_a_chart_takes_a_width(name: str, width: float) -> None:
+def test_a_chart_has_the_requested_width(name: str, width: float) -> None:
     for chart in BUILDERS[name]():
         check_texts(draw(chart, width))
 
 
 @pytest.mark.parametrize(("name", "width"), [("plan", 500.0), ("plan", 1200.0), ("anatomy", 420.0), ("block", 1200.0)])
-def test_a_chart_of_numbers_is_as_wide_as_asked(name: str, width: float) -> None:
+def test_a_chart_of_numbers_has_the_requested_width(name: str, width: float) -> None:
     for chart in BUILDERS[name]():
         assert draw(chart, width).width == pytest.approx(width, abs=2.0)
 

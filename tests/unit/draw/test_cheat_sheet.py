@@ -1,4 +1,4 @@
-"""The cheat sheet: every number is the product's own, and on paper nothing is cut or overlaps."""
+"""The cheat sheet: every number is one that the package computes, and on paper nothing is cut or overlaps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def items_of(sheet: sw.CheatSheet) -> dict[str, SheetItem]:
 
 
 def require_on_paper(drawing: Drawing, paper: str) -> None:
-    """No text is cut by the edge that printers leave white, over another or over a line of a title, and the page is the paper."""
+    """No text is cut by the printers' margin or overlaps another or the line of a title; the page has the paper's size."""
     check_texts(drawing)
     root = parsed(drawing)
     size = float(root.get("width", "0")), float(root.get("height", "0"))
@@ -109,7 +109,7 @@ def test_every_number_has_a_source_and_is_finite() -> None:
             assert item.value is None or math.isfinite(item.value), item
 
 
-def test_pages_are_written_as_the_ending_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_ending_selects_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html, svg = tmp_path / "sheet.html", tmp_path / "sheet.svg"
     assert main(["cheat-sheet", "llama-3-8b", "h100:8", "--a4", str(html), "--letter", str(svg)]) == 0
     assert "Chip: h100" in capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_pages_are_written_as_the_ending_says(tmp_path: Path, capsys: pytest.Cap
     assert "max-width" not in sheet_html(sheet_of("llama-3-8b", "h100:8"), PAPERS["a4"])
 
 
-def test_wrong_input_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["cheat-sheet", "llama-3-8b", "h100:8", "--a4", "sheet.pdf"])
     assert ".html or .svg is required" in capsys.readouterr().err

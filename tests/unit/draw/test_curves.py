@@ -33,7 +33,7 @@ def chart_of(*marks: Mark, x: Axis = X, y: Axis = Y) -> Chart:
 
 
 LINES = chart_of(*CURVES, *LETTERED)
-DRAWN = draw(LINES)
+DRAWING = draw(LINES)
 
 
 def paths(chart: Chart) -> list[Path]:
@@ -41,11 +41,11 @@ def paths(chart: Chart) -> list[Path]:
 
 
 def test_texts_are_on_the_page_and_apart() -> None:
-    check_texts(DRAWN)
+    check_texts(DRAWING)
 
 
 def test_pictures_are_the_same_every_time() -> None:
-    assert draw(LINES).svg() == DRAWN.svg()
+    assert draw(LINES).svg() == DRAWING.svg()
 
 
 def test_axes_hold_everything_and_end_at_round_numbers() -> None:
@@ -54,7 +54,7 @@ def test_axes_hold_everything_and_end_at_round_numbers() -> None:
     assert panel.y.domain == (5e-7, 2.0)
 
 
-def test_lines_lie_where_their_numbers_say() -> None:
+def test_lines_pass_through_their_points() -> None:
     """A decade is as long anywhere; the plot's corners are the ends of its axes."""
     chart = chart_of(Curve(points=((1.0, 2.0), (10.0, 20.0), (100.0, 200.0))))
     (x0, y0), (x1, y1), (x2, y2) = next(path for path in paths(chart) if path.stroke == HUES[0]).points
@@ -63,7 +63,7 @@ def test_lines_lie_where_their_numbers_say() -> None:
 
 
 def test_markers_cross_no_label() -> None:
-    labels = [box for box in boxes(DRAWN) if box[0].startswith("marker")]
+    labels = [box for box in boxes(DRAWING) if box[0].startswith("marker")]
     verticals = [[*path.points[0], *path.points[1]] for path in paths(LINES) if path.dash == (2, 3)]
     assert len(labels) == len(verticals) == 4
     for content, left, _, right, bottom in labels:

@@ -1,4 +1,4 @@
-"""The same drawing through matplotlib: every mark at its place, text as wide as reckoned, files that are what they say."""
+"""The same drawing by matplotlib: every mark at its place, texts as wide as computed, files of the format of their name."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from shardwise.values.errors import InputError
 
 
 def drawing() -> Drawing:
-    made = Canvas(300, 200, "a $title$", "and what it says: [B, D] · [D, F] → 3 TB/s")
-    made.rect(10, 100, 50, 20, fill=BLUE, radius=3)
-    made.rect(80, 100, 50, 20, stroke=INK, stroke_width=2)
-    made.path([(10, 150), (60, 160), (110, 150)], stroke=ORANGE, width=3, dash=(6, 4))
-    made.area([(150, 150), (200, 150), (200, 180)], fill=ORANGE)
-    made.circle(250, 150, 10, fill=ORANGE, stroke=PAPER)
-    made.text(20, 180, "upwards", upward=True)
-    made.text(290, 190, "to the right", anchor="end", size=11)
-    return made
+    canvas = Canvas(300, 200, "a $title$", "and what it says: [B, D] · [D, F] → 3 TB/s")
+    canvas.rect(10, 100, 50, 20, fill=BLUE, radius=3)
+    canvas.rect(80, 100, 50, 20, stroke=INK, stroke_width=2)
+    canvas.path([(10, 150), (60, 160), (110, 150)], stroke=ORANGE, width=3, dash=(6, 4))
+    canvas.area([(150, 150), (200, 150), (200, 180)], fill=ORANGE)
+    canvas.circle(250, 150, 10, fill=ORANGE, stroke=PAPER)
+    canvas.text(20, 180, "upwards", upward=True)
+    canvas.text(290, 190, "to the right", anchor="end", size=11)
+    return canvas
 
 
 def test_every_mark_is_an_artist_at_its_place() -> None:
     figure = drawing().figure()
     assert tuple(figure.get_size_inches() * 100) == (drawing().width, drawing().height)
     (axes,) = figure.axes
-    artists = sorted((*axes.patches, *axes.lines, *axes.texts), key=lambda one: one.get_zorder())
+    artists = sorted((*axes.patches, *axes.lines, *axes.texts), key=lambda artist: artist.get_zorder())
     assert len(artists) == len(drawing().marks)
     circle = axes.patches[-1]
     box = circle.get_window_extent()
     assert ((box.x0 + box.x1) / 2, drawing().height - (box.y0 + box.y1) / 2) == pytest.approx((250, 150))
 
 
-def test_texts_are_no_wider_than_reckoned() -> None:
+def test_texts_are_no_wider_than_computed() -> None:
     """DejaVu Sans is the widest of the fonts that pictures name; matplotlib draws with it."""
     figure = drawing().figure()
     written = [mark for mark in drawing().marks if isinstance(mark, Text)]
@@ -48,7 +48,7 @@ def test_texts_are_no_wider_than_reckoned() -> None:
 
 
 @pytest.mark.parametrize(("ending", "begin"), [(".svg", b"<svg"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
-def test_files_are_what_their_names_say_and_the_same_every_time(ending: str, begin: bytes) -> None:
+def test_files_have_the_format_of_their_names_and_are_deterministic(ending: str, begin: bytes) -> None:
     assert ending in ENDINGS
     written = encoded(drawing(), ending)
     assert written.startswith(begin)
@@ -56,11 +56,11 @@ def test_files_are_what_their_names_say_and_the_same_every_time(ending: str, beg
 
 
 def test_a_name_in_another_script_is_drawn() -> None:
-    """matplotlib warns of characters that its font has not; here warnings are errors."""
+    """matplotlib warns of characters that its font does not have; here warnings are errors."""
     assert encoded(Canvas(100, 100, "模型 <script>", "$x^"), ".png").startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_matplotlib_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.present.charts.matplotlib_export.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'shardwise\[plot\]'"):
         drawing().figure()

@@ -26,21 +26,21 @@ MAP = Chart(
     title="map", subtitle="of layouts", panels=(PANEL,), note="–  nothing fits",
     legend=(LegendEntry(label="MFU: 0% to 40.0%", colour="ink", sample="scale"),),
 )  # fmt: skip
-DRAWN = draw(MAP)
+DRAWING = draw(MAP)
 
 
 def test_texts_are_on_the_page_and_apart() -> None:
-    check_texts(DRAWN)
+    check_texts(DRAWING)
     check_texts(draw(replace(MAP, legend=())))
     check_texts(draw(replace(MAP, note="")))
 
 
 def test_pictures_are_the_same_every_time() -> None:
-    assert draw(MAP).svg() == DRAWN.svg()
+    assert draw(MAP).svg() == DRAWING.svg()
 
 
-def test_cells_deepen() -> None:
-    fills = [mark.fill for mark in DRAWN.marks if isinstance(mark, Rect) and mark.stroke == FAINT and mark.fill]
+def test_shades_deepen_with_the_values() -> None:
+    fills = [mark.fill for mark in DRAWING.marks if isinstance(mark, Rect) and mark.stroke == FAINT and mark.fill]
     assert len(fills) == len(CELLS)
     for deepening in (
         [contrast(fill.light, "#ffffff") for fill in fills],
@@ -51,7 +51,7 @@ def test_cells_deepen() -> None:
 
 
 def test_a_map_has_the_layouts_and_a_scale() -> None:
-    written = texts(DRAWN)
+    written = texts(DRAWING)
     for text in (
         "10.0%",
         "40.0%",

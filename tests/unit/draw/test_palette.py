@@ -1,4 +1,4 @@
-"""The palette: contrast with both pages, distances as four kinds of sight see them, a colour for every term."""
+"""The palette: contrast with both pages, distances for four kinds of colour vision, a colour for every term."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ THEMES = ("light", "dark")
 MARKS = (*HUES, *map(alternate, HUES), INK, FAINT)
 # What each kind of sight makes of linear sRGB, at full severity. Source: Machado, Oliveira and Fernandes (2009), "A
 # Physiologically-based Model for Simulation of Color Vision Deficiency", table 1.
-SIGHTS = {
+VISIONS = {
     "normal": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
     "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
@@ -59,14 +59,14 @@ def linear(colour: str) -> NDArray[np.float64]:
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
 
-def seen(colour: str, sight: str) -> NDArray[np.float64]:
-    cones = np.array(CONES) @ np.clip(np.array(SIGHTS[sight]) @ linear(colour), 0.0, 1.0)
+def perceived_colour(colour: str, vision: str) -> NDArray[np.float64]:
+    cones = np.array(CONES) @ np.clip(np.array(VISIONS[vision]) @ linear(colour), 0.0, 1.0)
     return np.array(OKLAB) @ np.cbrt(cones)
 
 
-def nearest(colours: Sequence[Colour], theme: str, sight: str) -> tuple[float, str, str]:
-    places = [(colour.name, seen(getattr(colour, theme), sight)) for colour in colours]
-    return min((float(np.linalg.norm(a - b)), one, other) for (one, a), (other, b) in combinations(places, 2))
+def nearest(colours: Sequence[Colour], theme: str, vision: str) -> tuple[float, str, str]:
+    places = [(colour.name, perceived_colour(getattr(colour, theme), vision)) for colour in colours]
+    return min((float(np.linalg.norm(a - b)), first, second) for (first, a), (second, b) in combinations(places, 2))
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -86,27 +86,27 @@ def test_text_is_legible_on_the_page_on_empty_cells_and_on_the_scale(theme: str)
         assert contrast(getattr(text_on(fill), theme), getattr(fill, theme)) >= 4.5
 
 
-@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("theme", THEMES)
-def test_hues_are_apart_for_every_sight(theme: str, sight: str) -> None:
-    distance, one, other = nearest(HUES, theme, sight)
-    assert distance >= APART, (one, other)
+def test_hues_are_distinguishable_for_every_vision(theme: str, vision: str) -> None:
+    distance, first, second = nearest(HUES, theme, vision)
+    assert distance >= APART, (first, second)
 
 
 @pytest.mark.parametrize("terms", [MEASURED_TERMS, MEMORY_TERMS])
-def test_terms_of_one_chart_are_apart(terms: tuple[str, ...]) -> None:
+def test_terms_of_a_chart_are_distinguishable(terms: tuple[str, ...]) -> None:
     colours = [TERM_COLOURS[term] for term in terms]
     for theme in THEMES:
-        for sight in SIGHTS:
-            distance, one, other = nearest(colours, theme, sight)
-            assert distance >= APART_TERMS, (theme, sight, one, other)
+        for vision in VISIONS:
+            distance, first, second = nearest(colours, theme, vision)
+            assert distance >= APART_TERMS, (theme, vision, first, second)
 
 
-@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("theme", THEMES)
-def test_alternate_shades_are_told_apart(theme: str, sight: str) -> None:
+def test_alternate_shades_are_distinguishable(theme: str, vision: str) -> None:
     for hue in HUES:
-        assert nearest((hue, alternate(hue)), theme, sight)[0] >= APART, hue
+        assert nearest((hue, alternate(hue)), theme, vision)[0] >= APART, hue
 
 
 def test_every_term_has_a_colour_and_lines_have_them_all() -> None:
@@ -118,8 +118,8 @@ def test_every_term_has_a_colour_and_lines_have_them_all() -> None:
 def test_the_payload_has_both_themes() -> None:
     payload = palette_payload()
     assert payload.keys() == set(THEMES)
-    for theme, found in payload.items():
-        assert found["terms"]["forward"] == getattr(TERM_COLOURS["forward"], theme)
-        assert found["paper"] == getattr(PAPER, theme)
-        assert len(found["series"]) == len(HUES)
-        assert {*found["terms"].values(), *found["series"]} <= found["text_on"].keys()
+    for theme, colours in payload.items():
+        assert colours["terms"]["forward"] == getattr(TERM_COLOURS["forward"], theme)
+        assert colours["paper"] == getattr(PAPER, theme)
+        assert len(colours["series"]) == len(HUES)
+        assert {*colours["terms"].values(), *colours["series"]} <= colours["text_on"].keys()

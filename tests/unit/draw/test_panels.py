@@ -1,4 +1,4 @@
-"""Panels over shared columns: every value and text of the chart is in the picture, on the page, at its place."""
+"""Panels over shared columns: every value and text of the chart is drawn at its place on the page."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ def panels(x: Axis = X) -> tuple[Panel, ...]:
     )  # fmt: skip
 
 
-def chart_of(*drawn: Panel, knee: int | None = None) -> Chart:
-    first, *others = drawn
+def chart_of(*panels: Panel, knee: int | None = None) -> Chart:
+    first, *lower_panels = panels
     rules = () if knee is None else (RuleLine(at=knee + 0.5, label="knee: bound by the bubble"),)
     return Chart(
-        title="a chart", subtitle="of four columns", panels=(replace(first, marks=(*rules, *first.marks)), *others)
+        title="a chart",
+        subtitle="of four columns",
+        panels=(replace(first, marks=(*rules, *first.marks)), *lower_panels),
     )
 
 
@@ -76,7 +78,7 @@ def test_every_value_is_written() -> None:
         assert set(column.lines) <= set(written)
 
 
-def test_what_is_absent_is_drawn_nowhere() -> None:
+def test_absent_values_are_not_drawn() -> None:
     """Two panels of points, in three of four columns each."""
     assert sum(isinstance(mark, Circle) for mark in draw(CHART).marks) == 6
 

@@ -1,4 +1,4 @@
-"""Ticks: round numbers, as many as there is room for."""
+"""Ticks are round numbers, as many as fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shardwise.present.charts.axis_ticks import even_ticks, log_ticks, padded_ra
 from shardwise.present.charts.chart import Axis
 
 
-def test_ticks() -> None:
+def test_ticks_are_round_numbers() -> None:
     assert log_ticks(1.0, 100.0) == (1, 2, 5, 10, 20, 50, 100)
     assert log_ticks(0.1, 1e4) == (0.1, 1, 10, 100, 1e3, 1e4)
     assert log_ticks(0.05, 0.5) == (0.05, 0.1, 0.2, 0.5)

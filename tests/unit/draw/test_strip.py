@@ -1,4 +1,4 @@
-"""Strips of frames: cells at their places, labels that stand on one colour, nothing outside of the page."""
+"""Strips of frames: cells at their places, labels on a single colour, nothing outside of the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def strip_of(num_frames: int, num_devices: int, share: float = 0.5) -> Drawing:
 
 
 def columns(drawing: Drawing) -> list[Rect]:
-    """The frames around what a device holds."""
+    """The frames around the shards of a device."""
     return [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.height == 3 * 24.0]
 
 
@@ -46,20 +46,20 @@ def test_columns_do_not_overlap() -> None:
     places = {(column.x, column.y): column.width for column in columns(strip_of(9, 4))}
     assert len(places) == 36
     for (x, y), width in places.items():
-        assert not any(x < other < x + width for other, height in places if height == y)
+        assert not any(x < neighbour < x + width for neighbour, height in places if height == y)
 
 
-def test_a_cell_is_filled_as_far_as_its_piece_is_there() -> None:
-    (part,), (whole,) = (
+def test_a_cell_is_filled_by_the_share_of_its_piece() -> None:
+    (part,), (full,) = (
         [mark for mark in strip_of(1, 1, share).marks if isinstance(mark, Rect) and mark.fill == series(1)]
         for share in (0.25, 1.0)
     )
-    assert part.width == pytest.approx(whole.width / 4)
-    assert part.height == whole.height - LABEL_HEIGHT
+    assert part.width == pytest.approx(full.width / 4)
+    assert part.height == full.height - LABEL_HEIGHT
 
 
-def test_a_label_stands_on_one_colour() -> None:
-    """On the piece where all of it is there, otherwise over it."""
+def test_a_label_overlaps_no_edge_of_a_colour() -> None:
+    """It stands on the piece where the device has all of it, otherwise above it."""
     drawing = strip_of(1, 1)
     label = next(mark for mark in drawing.marks if isinstance(mark, Text) and mark.content == "1")
     fill = next(mark for mark in drawing.marks if isinstance(mark, Rect) and mark.fill == series(1))
@@ -67,6 +67,6 @@ def test_a_label_stands_on_one_colour() -> None:
     assert label.y <= fill.y
 
 
-def test_what_is_new_has_a_thick_edge() -> None:
+def test_new_pieces_have_a_thick_edge() -> None:
     edges = [mark for mark in strip_of(1, 1).marks if isinstance(mark, Rect) and mark.stroke and mark.height < 3 * 24.0]
     assert [(edge.stroke, edge.stroke_width) for edge in edges] == [(INK, 2.0), (FAINT, 1.0), (FAINT, 1.0)]

@@ -13,21 +13,21 @@ from .page import SVG, parsed
 
 
 def drawing() -> Drawing:
-    made = Drawing(100, 50.5, "a < b", 'c > "d"')
-    with made.group(x=10, y=20):
-        made.rect(1, 2, 3, 4, fill=BLUE)
-        made.line(0, 0, 5, 5)
-    made.text(50, 25, 'x < "y" & z', anchor="middle")
-    made.circle(5, 5, 2, fill=ORANGE, stroke=PAPER)
-    made.area([(0, 0), (1, 0), (1, 1)], fill=BLUE)
-    made.text(5, 5, "up", upward=True)
-    return made
+    drawing = Drawing(100, 50.5, "a < b", 'c > "d"')
+    with drawing.group(x=10, y=20):
+        drawing.rect(1, 2, 3, 4, fill=BLUE)
+        drawing.line(0, 0, 5, 5)
+    drawing.text(50, 25, 'x < "y" & z', anchor="middle")
+    drawing.circle(5, 5, 2, fill=ORANGE, stroke=PAPER)
+    drawing.area([(0, 0), (1, 0), (1, 1)], fill=BLUE)
+    drawing.text(5, 5, "up", upward=True)
+    return drawing
 
 
 def test_marks_are_elements_at_their_places() -> None:
     root = parsed(drawing())
     assert root.get("viewBox") == "0 0 100 50.5"
-    tags = [one.tag.removeprefix(SVG) for one in root]
+    tags = [element.tag.removeprefix(SVG) for element in root]
     assert tags == ["title", "desc", "style", "rect", "rect", "polyline", "text", "circle", "polygon", "text"]
     _, rect = root.findall(f"{SVG}rect")
     assert (rect.get("x"), rect.get("y"), rect.get("fill")) == ("11", "22", BLUE.light)
@@ -39,7 +39,7 @@ def test_marks_are_elements_at_their_places() -> None:
     assert second.get("transform") == "rotate(-90 5 5)"
 
 
-def test_who_does_not_see_it_is_told() -> None:
+def test_a_picture_has_a_title_and_a_description() -> None:
     root = parsed(drawing())
     assert root.get("role") == "img"
     assert root.get("aria-label") == 'a < b. c > "d"'
@@ -58,10 +58,10 @@ def test_a_dark_page_has_the_dark_colours() -> None:
         "sw-stroke-ink": INK.dark, "sw-stroke-paper": PAPER.dark,
     }  # fmt: skip
     light = {"blue": BLUE, "ink": INK, "paper": PAPER, "orange": ORANGE}
-    for one in root.iter():
-        for name in (one.get("class") or "").split():
+    for element in root.iter():
+        for name in (element.get("class") or "").split():
             _, kind, colour = name.split("-")
-            assert one.get(kind) == light[colour].light
+            assert element.get(kind) == light[colour].light
 
 
 def test_the_page_is_paper() -> None:
@@ -81,7 +81,7 @@ def test_numbers_are_short_and_have_no_negative_zero() -> None:
     ]  # fmt: skip
 
 
-def test_drawings_stand_one_under_the_other() -> None:
+def test_stacked_drawings_do_not_overlap() -> None:
     page = below([drawing(), Drawing(300, 10, "second")])
     assert (page.width, page.height, page.title) == (300, 60.5, "a < b")
     assert page.marks == drawing().marks

@@ -1,4 +1,4 @@
-"""Attempts: run once, ended at their limits, and nothing left of them; their state from facts."""
+"""Attempts: each runs once, ends at its limits and leaves nothing behind; its state follows from files and processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_to_end(tmp_path: Path, line: str, **limits: Any) -> tuple[AttemptResult,
         ("echo 'error: found 3'; exit 2", {}, AttemptEnding("failed", "found 3", "exit code 2")),
     ],
 )
-def test_states_follow_from_what_happened(
+def test_states_follow_from_results_and_signs_of_life(
     tmp_path: Path, line: str, limits: dict[str, float], ending: AttemptEnding | None
 ) -> None:
     _, judged, folder = run_to_end(tmp_path, line, **limits)
@@ -83,7 +83,7 @@ def test_states_follow_from_what_happened(
 
 
 def test_a_change_of_a_heartbeat_file_is_a_sign_of_life(tmp_path: Path) -> None:
-    """A file whose time of change lies in the future keeps a run alive that would count as hung without it."""
+    """A file with a modification time in the future keeps a run alive that would otherwise count as hung."""
     line = f"while [ ! -e {tmp_path}/looked ]; do sleep 0.05; done"
     folder, job = write_attempt(tmp_path, line, hang_after_s=0.2, heartbeats=("run/*",))
     heartbeat = folder.path / "run" / "log.jsonl"
@@ -138,7 +138,7 @@ def test_processes_ports_and_shared_memory_that_outlive_a_command_are_removed(tm
         assert client.connect_ex(("localhost", int(port))) != 0
 
 
-def test_an_attempt_runs_once_whoever_starts_it(tmp_path: Path) -> None:
+def test_an_attempt_runs_once_for_any_number_of_starters(tmp_path: Path) -> None:
     folder, _ = write_attempt(tmp_path, "echo ran >> ran; sleep 0.3")
     starts = [subprocess.Popen(job_command(folder.path)) for _ in range(4)]
     assert [start.wait(60) for start in starts] == [0, 0, 0, 0]
@@ -155,7 +155,7 @@ def test_a_requeued_job_runs_again_in_its_folder(tmp_path: Path, monkeypatch: py
     assert AttemptFolder(folder.path, 0, 1).read_result() is not None
 
 
-def test_nodes_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_node_has_separate_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = write_attempt(tmp_path, "echo node $SLURM_NODEID; exit $SLURM_NODEID", num_nodes=2)
     for node in ("0", "1"):
         monkeypatch.setenv("SLURM_NODEID", node)
@@ -177,7 +177,7 @@ def submission_of(folder: AttemptFolder, job: AttemptJob) -> Submission:
     return Submission(folder=folder, attempt=job.attempt, num_nodes=1, num_devices=1, time_limit_s=60.0)
 
 
-def test_a_process_is_found_again_by_another_driver_and_cancelled(tmp_path: Path) -> None:
+def test_another_driver_identifies_a_process_and_cancels_it(tmp_path: Path) -> None:
     folder, job = write_attempt(tmp_path, "sleep 60")
     first, second = LocalProcesses(2), LocalProcesses(2)
     (name,) = first.submit([submission_of(folder, job)])
@@ -191,10 +191,10 @@ def test_a_process_is_found_again_by_another_driver_and_cancelled(tmp_path: Path
     assert result.ending == "cancelled"
 
 
-def test_a_process_that_is_asked_to_end_as_it_makes_its_claim_says_so(
+def test_a_process_terminated_while_it_claims_an_attempt_writes_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver finds the process by its claim: from then on it has to write a result."""
+    """A driver identifies the process by its claim: from then on the process has to write a result."""
     folder, _ = write_attempt(tmp_path, "sleep 60")
     make_claim = AttemptFolder.make_claim
 
@@ -211,7 +211,7 @@ def test_a_process_that_is_asked_to_end_as_it_makes_its_claim_says_so(
     assert result.ending == "cancelled"
 
 
-def test_a_killed_watcher_takes_its_command_along_and_is_lost(tmp_path: Path) -> None:
+def test_a_killed_watcher_ends_its_command_and_is_lost(tmp_path: Path) -> None:
     folder, job = write_attempt(tmp_path, "setsid sleep 600 & sleep 600")
     backend = LocalProcesses(2)
     (name,) = backend.submit([submission_of(folder, job)])
@@ -226,7 +226,7 @@ def test_a_killed_watcher_takes_its_command_along_and_is_lost(tmp_path: Path) ->
     assert processes_of(job.attempt) == {}
 
 
-def test_what_was_never_started_is_told_from_what_has_gone(tmp_path: Path) -> None:
+def test_attempts_never_started_and_lost_are_distinguished(tmp_path: Path) -> None:
     folder, job = write_attempt(tmp_path, "true")
     submitted = SubmittedJob(folder=folder, attempt=job.attempt, job="")
     assert LocalProcesses(1).poll([submitted]) == [NOT_STARTED]

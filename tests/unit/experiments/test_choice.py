@@ -1,4 +1,4 @@
-"""What is run: the best of a sweep is found after few runs, and what is skipped could not have been it."""
+"""Choice of runs: the best of a sweep is reached after few runs, and no skipped configuration is better."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def candidates(grid: ExperimentGrid) -> dict[str, Candidate]:
 
 
 def true_steps(candidates: Mapping[str, Candidate], seed: int, noise: float) -> dict[str, float]:
-    """Seconds of every step: all are slower by a common factor, and each term by a factor of its own."""
+    """Seconds of every step: a common factor for all, and a separate factor for each term."""
     chance, factors = np.random.default_rng(seed), dict[str, float]()
     common = chance.normal(0.0, 0.1)
     return {
@@ -67,7 +67,7 @@ def play(
     *,
     memory_is_enough: bool = False,
 ) -> tuple[dict[str, LedgerRow], list[str]]:
-    """Run what is chosen, one configuration after the other, until nothing is left."""
+    """Run the chosen configurations, one after the other, until none remains."""
     content, order = LedgerContent({}, []), list[str]()
     for name, candidate in candidates.items():
         content.add(
@@ -102,7 +102,7 @@ def fitting(candidate: Candidate) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_best_is_found_after_a_quarter_of_the_runs_and_no_skipped_one_beats_it(
+def test_the_best_is_reached_within_a_quarter_of_the_runs_and_no_skipped_configuration_beats_it(
     grid: ExperimentGrid, candidates: dict[str, Candidate], seed: int
 ) -> None:
     truth = true_steps(candidates, seed, noise=0.02)
@@ -125,7 +125,7 @@ def test_the_best_is_found_after_a_quarter_of_the_runs_and_no_skipped_one_beats_
     assert np.mean(inside) >= 0.85
 
 
-def test_what_does_not_fit_is_recorded_and_a_sample_of_the_nearest_is_run(
+def test_configurations_beyond_memory_are_recorded_and_the_nearest_are_run(
     grid: ExperimentGrid, candidates: dict[str, Candidate]
 ) -> None:
     truth = true_steps(candidates, 0, noise=0.0)
@@ -135,27 +135,27 @@ def test_what_does_not_fit_is_recorded_and_a_sample_of_the_nearest_is_run(
     assert len(tested) == 3
     excess = {name: (p.memory_bytes or 0.0) for name in beyond if (p := candidates[name].predict())}
     assert sorted(tested) == sorted(sorted(beyond, key=lambda name: excess[name])[:3])
-    others = [rows[name] for name in beyond if name not in tested]
-    assert {(row.state, row.line.cause) for row in others} == {("skipped", NO_MEMORY)}
-    assert all("GB of" in row.line.reason for row in others)
+    skipped = [rows[name] for name in beyond if name not in tested]
+    assert {(row.state, row.line.cause) for row in skipped} == {("skipped", NO_MEMORY)}
+    assert all("GB of" in row.line.reason for row in skipped)
 
 
-def test_a_sample_that_runs_refutes_the_claim_for_those_that_need_no_more(
+def test_a_sample_that_runs_refutes_the_memory_claim_for_smaller_configurations(
     grid: ExperimentGrid, candidates: dict[str, Candidate]
 ) -> None:
     truth = true_steps(candidates, 0, noise=0.0)
     chooser = ExpectedInformation(candidates, grid.budget, {"steps": 20}, 3)
     rows, _ = play(chooser, candidates, truth, memory_is_enough=True)
     done = [name for name in rows if rows[name].state == "done" and not fitting(candidates[name])]
-    most = max((p.memory_bytes or 0.0) for name in done if (p := candidates[name].predict()))
+    largest_bytes = max((p.memory_bytes or 0.0) for name in done if (p := candidates[name].predict()))
     for name, candidate in candidates.items():
         prediction = candidate.predict()
         assert prediction is not None
-        if prediction.memory_bytes is not None and prediction.memory_bytes <= most:
+        if prediction.memory_bytes is not None and prediction.memory_bytes <= largest_bytes:
             assert rows[name].line.cause != NO_MEMORY
 
 
-def test_a_skipped_configuration_has_the_step_that_it_would_have_to_beat(
+def test_a_skipped_configuration_states_the_step_time_to_beat(
     grid: ExperimentGrid, candidates: dict[str, Candidate]
 ) -> None:
     rows, _ = play(
@@ -184,7 +184,7 @@ def test_a_budget_ends_the_sweep(candidates: dict[str, Candidate]) -> None:
     assert len(order) == 1
 
 
-def test_a_renewed_prediction_is_that_of_the_regression_in_closed_form() -> None:
+def test_an_updated_prediction_equals_the_regression_in_closed_form() -> None:
     """One feature and one run: the posterior of a normal mean."""
     first = StepTerms(prediction=RunPrediction(step_time_s=1.0, interval90=(0.8, 1.25)), time={"forward": 1.0})
     (before,) = renew_predictions([first], [])
@@ -198,7 +198,7 @@ def test_a_renewed_prediction_is_that_of_the_regression_in_closed_form() -> None
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 0.1), (-0.2, 0.05), (0.3, 0.2)])
-def test_the_expected_improvement_is_that_of_many_draws(mean: float, deviation: float) -> None:
+def test_the_expected_improvement_equals_the_mean_of_draws(mean: float, deviation: float) -> None:
     draws = np.random.default_rng(0).normal(mean, deviation, 400_000)
     expected = float(np.mean(np.maximum(-draws, 0.0)))
     assert LogStep(mean=mean, deviation=deviation).expected_improvement(1.0) == pytest.approx(
@@ -206,7 +206,7 @@ def test_the_expected_improvement_is_that_of_many_draws(mean: float, deviation: 
     )
 
 
-def test_measured_runs_are_rows_that_a_cluster_is_calibrated_with(
+def test_measured_runs_are_rows_for_a_calibration(
     grid: ExperimentGrid, candidates: dict[str, Candidate], tmp_path: Path
 ) -> None:
     truth = true_steps(candidates, 2, noise=0.0)

@@ -1,4 +1,4 @@
-"""A framework that `export` writes, from its launch to the ledger: a stand-in takes its command line, and logs as it does."""
+"""An exported framework run, from its launch to the ledger: a stand-in takes the framework's command line and logs as it does."""
 
 from __future__ import annotations
 

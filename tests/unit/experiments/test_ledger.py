@@ -39,7 +39,7 @@ def attempt(first: LedgerLine, state: str, **fields: object) -> LedgerLine:
     return LedgerLine(fingerprint=first.fingerprint, state=state, attempt=1, **fields)  # type: ignore[arg-type]
 
 
-def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_written_lines_are_read_back_unchanged(tmp_path: Path) -> None:
     first = predicted("a")
     lines = [
         SessionLine(written_at="2026-11-28T20:00:00.000Z", experiment={"steps": 10}, versions={}),
@@ -58,22 +58,22 @@ def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_is_read(state: str) -> None:
+def test_every_state_is_read_back(state: str) -> None:
     line = LedgerLine(fingerprint="ab", state=state, attempt=1)  # type: ignore[arg-type]
     assert load_line(parse_json_line(dump_line(line))) == line
 
 
-def test_a_torn_last_line_is_left_out_and_then_cut_off(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_ignored_and_then_removed(tmp_path: Path) -> None:
     path, (first, second) = tmp_path / "ledger.jsonl", (predicted("a"), predicted("b"))
     with Ledger(path) as ledger:
         ledger.append(first)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     with path.open("ab") as file:
         file.write(dump_line(second).encode()[:40])
     assert list(read_ledger(path).rows) == [first.fingerprint]
     assert summarise_ledger(path).torn_bytes == 40
     with Ledger(path) as ledger:
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
         ledger.append(second)
     assert list(read_ledger(path).rows) == [first.fingerprint, second.fingerprint]
 
@@ -125,7 +125,7 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(tmp_path: Path) ->
         ledger.append(predicted("a"))
 
 
-def test_on_a_full_disk_no_part_of_a_line_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_partial_line_remains_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, real_write = tmp_path / "ledger.jsonl", os.write
 
     def write_a_part(file: int, block: bytes) -> int:
@@ -135,29 +135,29 @@ def test_on_a_full_disk_no_part_of_a_line_stays(tmp_path: Path, monkeypatch: pyt
 
     with Ledger(path) as ledger:
         ledger.append(predicted("a"))
-        whole = path.read_bytes()
+        content = path.read_bytes()
         monkeypatch.setattr(os, "write", write_a_part)
         with pytest.raises(OutputError, match="No space left on device; the same command goes on"):
             ledger.append(predicted("b"))
         monkeypatch.undo()
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
         ledger.append(predicted("c"))
         assert [row.configuration.label for row in ledger.rows.values()] == ["a", "c"]
 
 
-def test_the_fingerprint_is_that_of_what_runs() -> None:
+def test_the_fingerprint_depends_only_on_the_executed_settings() -> None:
     first = Configuration(settings={"tp": 2, "dp": 4}, label="a", group="x")
     assert first.fingerprint == Configuration(settings={"dp": 4, "tp": 2}, label="b", group="y").fingerprint
-    others = [
+    different = [
         Configuration(settings={"tp": 4, "dp": 2}), Configuration(settings=first.settings, num_nodes=2),
         Configuration(settings=first.settings, num_devices=8),
     ]  # fmt: skip
-    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 4
+    assert len({first.fingerprint, *(configuration.fingerprint for configuration in different)}) == 4
 
 
 def test_a_summary_counts_states_costs_causes_and_intervals(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    fast, slow, over, lost, skipped, left = (
+    fast, slow, over, lost, skipped, remaining = (
         predicted(label, step_s, "g") for label, step_s in zip("abcdef", (1.0, 2.0, 1.5, 1.0, 9.0, 3.0), strict=True)
     )
     ends = [
@@ -168,7 +168,7 @@ def test_a_summary_counts_states_costs_causes_and_intervals(tmp_path: Path) -> N
     ]  # fmt: skip
     with Ledger(path) as ledger:
         ledger.append(SessionLine(written_at="t", experiment={"steps": 100}, versions={}))
-        ledger.append(fast, slow, over, lost, skipped, left)
+        ledger.append(fast, slow, over, lost, skipped, remaining)
         ledger.append(*(attempt(first, "pending", prediction=first.prediction) for first in (fast, slow, over, lost)))
         ledger.append(*ends)
         ledger.append(

@@ -25,7 +25,9 @@ def job(name: str, size: int, seconds: float) -> PackedJob:
         ([job("a", 1, 1)], [job("r", 8, 1)], 8, []),
     ],
 )
-def test_choices(queue: list[PackedJob], running: list[PackedJob], capacity: int | None, names: list[str]) -> None:
+def test_chosen_jobs_of_small_cases(
+    queue: list[PackedJob], running: list[PackedJob], capacity: int | None, names: list[str]
+) -> None:
     assert [chosen.name for chosen in choose_jobs(queue, running, capacity)] == names
 
 
@@ -34,10 +36,10 @@ def play(jobs: list[PackedJob], capacity: int) -> dict[str, float]:
     starts: dict[str, float] = {}
     for now in itertools.count():
         active = [
-            job(one.name, one.size, starts[one.name] + one.seconds - now)
-            for one in jobs if one.name in starts and starts[one.name] + one.seconds > now
+            job(planned.name, planned.size, starts[planned.name] + planned.seconds - now)
+            for planned in jobs if planned.name in starts and starts[planned.name] + planned.seconds > now
         ]  # fmt: skip
-        waiting = [one for one in jobs if one.name not in starts]
+        waiting = [planned for planned in jobs if planned.name not in starts]
         if not waiting:
             return starts
         for chosen in choose_jobs(waiting, active, capacity):
@@ -46,16 +48,23 @@ def play(jobs: list[PackedJob], capacity: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_all_run_the_pool_is_never_exceeded_and_the_first_never_waits_for_later_ones(seed: int) -> None:
+def test_all_jobs_run_within_the_pool_and_the_first_never_waits_for_later_jobs(seed: int) -> None:
     chance = random.Random(seed)
     jobs = [job(str(n), chance.randint(1, 8), chance.randint(1, 9)) for n in range(30)]
     starts = play(jobs, 8)
     for second in range(400):
-        assert sum(one.size for one in jobs if starts[one.name] <= second < starts[one.name] + one.seconds) <= 8
-    # Without those behind it the first that has to wait starts no sooner.
-    alone: list[PackedJob] = []
-    for one in jobs:
-        alone.append(one)
-        if play(alone, 8)[one.name] > 0:
+        assert (
+            sum(
+                planned.size
+                for planned in jobs
+                if starts[planned.name] <= second < starts[planned.name] + planned.seconds
+            )
+            <= 8
+        )
+    # The first job that has to wait starts no sooner without the jobs behind it.
+    prefix: list[PackedJob] = []
+    for planned in jobs:
+        prefix.append(planned)
+        if play(prefix, 8)[planned.name] > 0:
             break
-    assert starts[alone[-1].name] == play(alone, 8)[alone[-1].name]
+    assert starts[prefix[-1].name] == play(prefix, 8)[prefix[-1].name]

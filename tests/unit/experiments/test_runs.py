@@ -36,7 +36,7 @@ def run(grid: Path) -> list[LedgerRow]:
     return list(read_ledger(ledger).rows.values())
 
 
-def test_placeholders_stand_for_values_and_the_output_is_read(tmp_path: Path) -> None:
+def test_placeholders_are_replaced_by_values_and_the_output_is_read(tmp_path: Path) -> None:
     line = 'for i in 1 2 3; do echo "step time: {tp}.$i s, loss 3.$i"; done; X=5; echo "memory ${X} GB {num_devices}"'
     pattern = (
         "step time: (?P<step_time_s>[0-9.]+) s, loss (?P<loss>[0-9.]+)|memory (?P<memory_gb>[0-9]+) GB (?P<devices>.)"
@@ -55,7 +55,7 @@ def test_placeholders_stand_for_values_and_the_output_is_read(tmp_path: Path) ->
     assert (tmp_path / "ledger.jsonl").read_bytes().startswith(before)
 
 
-def test_what_may_pass_is_repeated_and_what_will_not_is_not(tmp_path: Path) -> None:
+def test_only_transient_failures_are_repeated(tmp_path: Path) -> None:
     line = (
         "case {run} in killed) kill -9 $$;; once) if [ ! -e ../again ]; then touch ../again; kill -9 $$; fi; "
         'echo "step time: 0.1 s";; memory) echo "CUDA out of memory"; exit 1;; wrong) exit 3;; esac'
@@ -70,7 +70,7 @@ def test_what_may_pass_is_repeated_and_what_will_not_is_not(tmp_path: Path) -> N
     }  # fmt: skip
 
 
-def test_a_budget_of_runs_ends_the_experiment_and_a_larger_one_goes_on(tmp_path: Path) -> None:
+def test_a_budget_of_runs_ends_the_experiment_and_a_larger_budget_resumes_it(tmp_path: Path) -> None:
     path = write_grid(tmp_path, 'echo "step time: {n}.0 s"', "[budget]\nruns = 2")
     path.write_text(path.read_text(encoding="utf-8") + "[command.values]\nn = [1, 2, 3, 4]\n", encoding="utf-8")
     assert [row.state for row in run(path)] == ["done", "done", "predicted", "predicted"]
@@ -78,7 +78,7 @@ def test_a_budget_of_runs_ends_the_experiment_and_a_larger_one_goes_on(tmp_path:
     assert [row.state for row in run(path)] == ["done"] * 4
 
 
-def test_a_driver_that_is_asked_to_stop_cancels_and_the_next_runs_again(tmp_path: Path) -> None:
+def test_a_stopped_driver_cancels_its_runs_and_the_next_repeats_them(tmp_path: Path) -> None:
     path = write_grid(tmp_path, 'touch ../started; while [ ! -e ../go ]; do sleep 0.05; done; echo "step time: 1 s"')
     ledger = tmp_path / "ledger.jsonl"
     command = [sys.executable, "-m", "shardwise", "experiments", "run", str(path), "--ledger", str(ledger)]
@@ -135,8 +135,8 @@ def test_the_ledger_of_another_experiment_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
 
 
-def test_a_configuration_that_runs_may_not_leave_the_grid(tmp_path: Path) -> None:
-    """As after a driver that was killed: nothing else knows how its log is read."""
+def test_a_running_configuration_cannot_be_removed_from_the_grid(tmp_path: Path) -> None:
+    """As after a killed driver: only the grid states how its log is read."""
     path = write_grid(tmp_path, 'echo "step time: {n} s"')
     path.write_text(path.read_text(encoding="utf-8") + "[command.values]\nn = [1, 2]\n", encoding="utf-8")
     run(path)
@@ -172,7 +172,7 @@ def test_a_ledger_is_a_file(tmp_path: Path) -> None:
         ('[problem]\nmodel = "gpt-2"\ncluster = "h100:8"', "data: missing; folders that `shardwise tokenize` wrote"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_grid_is_named(tmp_path: Path, text: str, problem: str) -> None:
+def test_problems_of_a_grid_are_named(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as raised:
@@ -180,7 +180,7 @@ def test_what_is_wrong_in_a_grid_is_named(tmp_path: Path, text: str, problem: st
     assert problem in str(raised.value)
 
 
-def test_runs_with_injected_faults_under_a_driver_that_is_killed_leave_a_right_ledger_and_nothing_else(
+def test_faults_and_a_killed_driver_leave_a_correct_ledger_and_nothing_else(
     tmp_path: Path,
 ) -> None:
     """The small form of `benchmarks/experiment_faults.py`."""

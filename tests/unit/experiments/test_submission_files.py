@@ -67,7 +67,7 @@ def test_a_batch_script_is_submitted_and_its_runs_are_collected_by_the_next_driv
     ]  # fmt: skip
 
 
-def test_a_task_of_skypilot(tmp_path: Path) -> None:
+def test_a_skypilot_task_has_the_documented_shape(tmp_path: Path) -> None:
     submit(tmp_path, "skypilot", accelerator="H100", bucket="s3://mine/runs")
     texts = files(tmp_path)
     task = yaml.safe_load(texts["task-0.yaml"])
@@ -85,7 +85,7 @@ JOBSET_FIELDS = {"suspend", "failurePolicy", "replicatedJobs"}
 JOB_FIELDS = {"parallelism", "completions", "completionMode", "backoffLimit", "activeDeadlineSeconds", "template"}
 
 
-def test_a_jobset_for_each_attempt(tmp_path: Path) -> None:
+def test_each_attempt_has_a_jobset(tmp_path: Path) -> None:
     submit(tmp_path, "jobset", queue="team-a", image="registry/image:1", claim="disk")
     texts = files(tmp_path)
     jobsets: list[dict[str, Any]] = list(yaml.safe_load_all(texts["jobsets-0.yaml"]))
@@ -106,7 +106,7 @@ def test_a_jobset_for_each_attempt(tmp_path: Path) -> None:
         )  # a pod's host name has at most 63 characters
 
 
-def test_a_script_of_nemo_run(tmp_path: Path) -> None:
+def test_a_nemo_run_script_has_the_documented_shape(tmp_path: Path) -> None:
     submit(tmp_path, "nemo-run", account="team", partition="gpu")
     tree = ast.parse(files(tmp_path)["submit-0.py"])
     calls = {ast.unparse(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -119,6 +119,6 @@ def test_a_script_of_nemo_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_settings_of_another_form_are_refused(tmp_path: Path, form: str) -> None:
+def test_settings_of_an_unknown_form_are_refused(tmp_path: Path, form: str) -> None:
     with pytest.raises(Exception, match="found 'colour'"):
         submit(tmp_path, form, colour="red")

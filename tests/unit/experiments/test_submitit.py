@@ -56,7 +56,7 @@ def run(grid: Path, place: str, **settings: str) -> dict[object, LedgerRow]:
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # logs that submitit's debug executor leaves open
 @pytest.mark.parametrize("place", ["submitit", "debug"])
-def test_the_executors_of_this_machine(tmp_path: Path, place: str) -> None:
+def test_local_and_debug_executors_run_attempts(tmp_path: Path, place: str) -> None:
     rows = run(write_grid(tmp_path, ["a", "fails", "b"]), place, devices="2")
     assert {name: row.state for name, row in rows.items()} == {"a": "done", "fails": "failed", "b": "done"}
     assert rows["a"].measurement is not None
@@ -108,7 +108,9 @@ def test_every_node_of_a_job_runs_its_command(tmp_path: Path, slurm: Path) -> No
         ({"nodes": "none"}, "nodes: found 'none'; a whole number of at least 1"),
     ],
 )  # fmt: skip
-def test_what_slurm_refuses_is_wrong_input(tmp_path: Path, slurm: Path, settings: dict[str, str], problem: str) -> None:
+def test_refusals_of_slurm_are_input_errors(
+    tmp_path: Path, slurm: Path, settings: dict[str, str], problem: str
+) -> None:
     with pytest.raises(InputError) as raised:
         run(write_grid(tmp_path, ["a"]), "slurm", **settings)
     assert problem in str(raised.value)
@@ -132,19 +134,23 @@ def submission(num_nodes: int, time_limit_s: float) -> Submission:
     )
 
 
-def test_arrays_have_one_shape_and_enough_time() -> None:
+def test_jobs_of_an_array_have_the_same_shape_and_enough_time() -> None:
     submissions = [submission(nodes, seconds) for nodes in (1, 2) for seconds in (60.0, 65.0, 3600.0)]
     arrays = arrays_of(submissions)
     assert [(shape.num_nodes, shape.devices_per_node, len(members)) for shape, members in arrays.items()] == [
         (1, 8, 2), (1, 8, 1), (2, 8, 2), (2, 8, 1)
     ]  # fmt: skip
-    assert all(60 * shape.minutes >= one.time_limit_s + 120 for shape, members in arrays.items() for one in members)
+    assert all(
+        60 * shape.minutes >= member.time_limit_s + 120 for shape, members in arrays.items() for member in members
+    )
     assert {shape.minutes for shape in arrays_of([submission(1, 1e5)], most_minutes=30)} == {30}
     parts = list(split_arrays(arrays_of([submission(1, 60.0)] * 2500)))
     assert [len(members) for _, members in parts] == [1000, 1000, 500]
 
 
-def test_without_the_package_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_package_the_error_states_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("shardwise.measure.experiments.places.find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install 'shardwise\\[experiments\\]'"):
         make_backend("slurm", {}, tmp_path)

@@ -28,113 +28,135 @@ CODES = {1: torch.uint8, 2: torch.uint16}
 
 
 def values(name: str) -> NDArray[np.float32]:
-    """A million values: of all sizes, around the format's range, halfway between its numbers and beside that, and special."""
+    """A million values: of all sizes, around the format's range, halfway between its numbers and next to that, and special."""
     random = np.random.default_rng(0)
-    one = NUMBER_FORMATS[name]
+    number_format = NUMBER_FORMATS[name]
     bits = random.integers(0, 2**32, 400_000, dtype=np.uint32).view(np.float32)
     spread = random.standard_normal(400_000) * np.exp2(random.uniform(-30, 20, 400_000))
-    numbers = decode_bits(random.integers(0, one.largest_code, 100_000), one)
+    numbers = decode_bits(random.integers(0, number_format.largest_code, 100_000), number_format)
     following = numbers + np.diff(np.append(np.unique(numbers), np.inf))[np.searchsorted(np.unique(numbers), numbers)]
     with np.errstate(over="ignore", invalid="ignore"):
         ties = ((numbers + following) / 2).astype(np.float32)
         near = np.nextafter(ties, np.float32(0))
-        special = [0.0, -0.0, np.inf, -np.inf, np.nan, one.max, one.max * 1.03, one.max * 1.05, one.min_subnormal / 2]
+        special = [
+            0.0,
+            -0.0,
+            np.inf,
+            -np.inf,
+            np.nan,
+            number_format.max,
+            number_format.max * 1.03,
+            number_format.max * 1.05,
+            number_format.min_subnormal / 2,
+        ]
         return np.concatenate([bits, spread.astype(np.float32), ties, -near, np.array(special, np.float32)])
 
 
-def alike(found: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
-    np.testing.assert_array_equal(found, expected)
-    there = ~np.isnan(expected)
-    np.testing.assert_array_equal(np.signbit(found[there]), np.signbit(expected[there]))
+def assert_equal_numbers(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
+    np.testing.assert_array_equal(actual, expected)
+    is_number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(actual[is_number]), np.signbit(expected[is_number]))
 
 
 @pytest.mark.parametrize("name", [name for name in TORCH if name != "fp32"])
-def test_every_code_is_the_number_that_pytorch_has_for_it(name: str) -> None:
-    one = NUMBER_FORMATS[name]
-    codes = torch.arange(2**one.bits, dtype=torch.int32)
-    alike(decode_bits(codes.numpy(), one), codes.to(CODES[one.bits // 8]).view(TORCH[name]).double().numpy())
+def test_every_code_decodes_to_pytorchs_number(name: str) -> None:
+    number_format = NUMBER_FORMATS[name]
+    codes = torch.arange(2**number_format.bits, dtype=torch.int32)
+    assert_equal_numbers(
+        decode_bits(codes.numpy(), number_format),
+        codes.to(CODES[number_format.bits // 8]).view(TORCH[name]).double().numpy(),
+    )
 
 
 @pytest.mark.parametrize("name", NUMPY)
-def test_a_format_is_as_ml_dtypes_says(name: str) -> None:
-    one, found = NUMBER_FORMATS[name], ml_dtypes.finfo(NUMPY[name])
-    assert (one.max, one.epsilon) == (float(found.max), float(found.eps))
-    assert (one.min_normal, one.min_subnormal) == (float(found.smallest_normal), float(found.smallest_subnormal))
-    assert one.mantissa_bits == found.nmant
-    codes = np.arange(2**one.bits) if one.bits <= 16 else np.random.default_rng(0).integers(0, 2**32, 10**6)
-    wide = {4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[one.bits]
+def test_properties_of_a_format_equal_ml_dtypes(name: str) -> None:
+    number_format, info = NUMBER_FORMATS[name], ml_dtypes.finfo(NUMPY[name])
+    assert (number_format.max, number_format.epsilon) == (float(info.max), float(info.eps))
+    assert (number_format.min_normal, number_format.min_subnormal) == (
+        float(info.smallest_normal),
+        float(info.smallest_subnormal),
+    )
+    assert number_format.mantissa_bits == info.nmant
+    codes = (
+        np.arange(2**number_format.bits)
+        if number_format.bits <= 16
+        else np.random.default_rng(0).integers(0, 2**32, 10**6)
+    )
+    wide = {4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[number_format.bits]
     with np.errstate(invalid="ignore"):
-        alike(decode_bits(codes, one), codes.astype(wide).view(NUMPY[name]).astype(np.float64))
-    if one.bits <= 16:
-        assert one.num_finite == int(np.isfinite(decode_bits(codes, one)).sum())
+        assert_equal_numbers(decode_bits(codes, number_format), codes.astype(wide).view(NUMPY[name]).astype(np.float64))
+    if number_format.bits <= 16:
+        assert number_format.num_finite == int(np.isfinite(decode_bits(codes, number_format)).sum())
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_rounding_is_that_of_pytorchs_casts(name: str) -> None:
+def test_rounding_equals_pytorchs_casts(name: str) -> None:
     x = values(name)
     expected = torch.from_numpy(x).to(TORCH[name]).double().numpy()
-    alike(round_to_format(x, NUMBER_FORMATS[name], saturating=name == "e4m3"), expected)
+    assert_equal_numbers(round_to_format(x, NUMBER_FORMATS[name], saturating=name == "e4m3"), expected)
 
 
 @pytest.mark.parametrize("name", [*NARROW, "e2m1"])
-def test_rounding_and_codes_are_those_of_ml_dtypes(name: str) -> None:
+def test_rounding_and_codes_equal_ml_dtypes(name: str) -> None:
     x = values(name)
     x = x if NUMBER_FORMATS[name].has_nan else x[~np.isnan(x)]
     with np.errstate(over="ignore", invalid="ignore"):
         expected = x.astype(NUMPY[name])
-        alike(round_to_format(x, NUMBER_FORMATS[name]), expected.astype(np.float64))
-    there = ~np.isnan(expected.astype(np.float64))
+        assert_equal_numbers(round_to_format(x, NUMBER_FORMATS[name]), expected.astype(np.float64))
+    is_number = ~np.isnan(expected.astype(np.float64))
     codes = expected.view(np.uint8 if NUMBER_FORMATS[name].bits <= 8 else np.uint16)
-    np.testing.assert_array_equal(encode_bits(x, NUMBER_FORMATS[name])[there], codes[there])
+    np.testing.assert_array_equal(encode_bits(x, NUMBER_FORMATS[name])[is_number], codes[is_number])
 
 
-def test_powers_of_two_round_as_pytorchs() -> None:
+def test_rounding_to_powers_of_two_equals_pytorchs() -> None:
     x = np.abs(values("bf16"))
     x = x[(x > 0) & np.isfinite(x)]
     x = np.concatenate([x, np.exp2(np.arange(-127, 128), dtype=np.float64).astype(np.float32)])
     x = x[x >= 2.0**-126]  # of smaller ones others round fp32's field of exponents, which subnormals share
     with np.errstate(over="ignore", invalid="ignore"):
-        alike(round_to_format(x, NUMBER_FORMATS["e8m0"]), x.astype(NUMPY["e8m0"]).astype(np.float64))
-    alike(round_to_format(x, NUMBER_FORMATS["e8m0"]), torch.from_numpy(x).to(torch.float8_e8m0fnu).double().numpy())
+        assert_equal_numbers(round_to_format(x, NUMBER_FORMATS["e8m0"]), x.astype(NUMPY["e8m0"]).astype(np.float64))
+    assert_equal_numbers(
+        round_to_format(x, NUMBER_FORMATS["e8m0"]), torch.from_numpy(x).to(torch.float8_e8m0fnu).double().numpy()
+    )
 
 
 def test_tf32_keeps_ten_bits_of_the_mantissa_and_the_range_of_fp32() -> None:
-    x, one = values("fp32")[:100_000], NUMBER_FORMATS["tf32"]
+    x, number_format = values("fp32")[:100_000], NUMBER_FORMATS["tf32"]
     x = x[np.isfinite(x)]
-    found = round_to_format(x, one)
-    assert (one.max, one.min_normal) == ((2 - 2**-10) * 2.0**127, NUMBER_FORMATS["fp32"].min_normal)
-    assert not np.any(found.astype(np.float32).view(np.uint32) & 0x1FFF)  # the 13 lowest bits
-    is_normal = (np.abs(x) >= one.min_normal) & np.isfinite(found)
-    assert np.all(np.abs(found - x)[is_normal] <= np.abs(x)[is_normal] * 2.0**-11)
+    rounded = round_to_format(x, number_format)
+    assert (number_format.max, number_format.min_normal) == ((2 - 2**-10) * 2.0**127, NUMBER_FORMATS["fp32"].min_normal)
+    assert not np.any(rounded.astype(np.float32).view(np.uint32) & 0x1FFF)  # the 13 lowest bits
+    is_normal = (np.abs(x) >= number_format.min_normal) & np.isfinite(rounded)
+    assert np.all(np.abs(rounded - x)[is_normal] <= np.abs(x)[is_normal] * 2.0**-11)
 
 
 @pytest.mark.parametrize("name", [name for name in NUMBER_FORMATS if NUMBER_FORMATS[name].bits <= 16])
-def test_codes_come_back(name: str) -> None:
-    one = NUMBER_FORMATS[name]
-    codes = np.arange(2**one.bits)
-    numbers = decode_bits(codes, one)
-    there = ~np.isnan(numbers)
-    np.testing.assert_array_equal(encode_bits(numbers[there], one), codes[there])
-    assert np.all(np.isnan(decode_bits(encode_bits([np.nan], one), one))) == one.has_nan
+def test_encoding_inverts_decoding(name: str) -> None:
+    number_format = NUMBER_FORMATS[name]
+    codes = np.arange(2**number_format.bits)
+    numbers = decode_bits(codes, number_format)
+    is_number = ~np.isnan(numbers)
+    np.testing.assert_array_equal(encode_bits(numbers[is_number], number_format), codes[is_number])
+    assert np.all(np.isnan(decode_bits(encode_bits([np.nan], number_format), number_format))) == number_format.has_nan
 
 
-def test_what_is_too_large_saturates_where_it_is_asked_to() -> None:
+def test_values_beyond_the_range_saturate_on_request() -> None:
     x = [500.0, -np.inf, 464.0]
     np.testing.assert_array_equal(round_to_format(x, NUMBER_FORMATS["e4m3"]), [np.nan, np.nan, 448.0])
     np.testing.assert_array_equal(round_to_format(x, NUMBER_FORMATS["e4m3"], saturating=True), [448.0, -448.0, 448.0])
     np.testing.assert_array_equal(round_to_format([np.inf, np.nan, -9.0], NUMBER_FORMATS["e2m1"]), [6.0, 6.0, -6.0])
 
 
-def test_wrong_names_and_codes_are_told() -> None:
+def test_unknown_names_and_codes_are_refused() -> None:
     with pytest.raises(InputError, match=r"format: .*e4m3"):
         get_number_format("e4m4")
     with pytest.raises(InputError, match="found 256; 0 to 255 are those of e4m3"):
         decode_bits([256], NUMBER_FORMATS["e4m3"])
 
 
-@pytest.mark.parametrize("name", [name for name, one in PRECISIONS.items() if one.scaling])
+@pytest.mark.parametrize("name", [name for name, recipe in PRECISIONS.items() if recipe.scaling])
 def test_a_recipe_counts_the_scales_of_its_scaling(name: str) -> None:
-    """So many elements share one; of NVFP4 each row of a weight's block has a copy, and one of a whole row is not counted."""
+    """A block of elements shares a scale; in NVFP4 each row of a weight's block has a copy; scales of whole rows do not count."""
     recipe = PRECISIONS[name]
     scaling = get_scaling(str(recipe.scaling))
     weight_block = (1, 16) if name == "nvfp4" else scaling.weight_block

@@ -1,4 +1,4 @@
-"""A layout refuses what no layout can be, all at once."""
+"""A layout reports all of its impossible values together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwise.layout.layout import Layout
 from shardwise.values.errors import InputError
 
 
-def test_every_fault_is_named_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         Layout(dp=0, tp=True, micro_batch_seqs=1.0, zero_stage=4, recompute="some", schedule="gpipe")  # type: ignore[arg-type]
     assert caught.value.problems == (
@@ -23,7 +23,7 @@ def test_every_fault_is_named_at_once() -> None:
     )
 
 
-def test_devices_and_replicas() -> None:
+def test_numbers_of_devices_and_replicas() -> None:
     layout = Layout(dp=2, fsdp=3, tp=4, cp=5, pp=7, zero_stage=1, schedule="1f1b", sequence_parallel=True)
     assert layout.num_devices == 840
     assert layout.num_replicas == 6
@@ -33,6 +33,6 @@ def test_devices_and_replicas() -> None:
 @pytest.mark.parametrize(
     ("word", "name"), [("vpp=4", "num_virtual_stages"), ("mbs=2", "micro_batch_seqs"), ("sp=true", "sequence_parallel")]
 )
-def test_a_name_of_another_tool_is_understood(word: str, name: str) -> None:
+def test_names_of_other_tools_are_accepted(word: str, name: str) -> None:
     with pytest.raises(InputError, match=f"did you mean '{name}'"):
         Layout.parse(word)

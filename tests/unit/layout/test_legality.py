@@ -1,4 +1,4 @@
-"""Every rule has a layout that breaks it alone, and says what was found and what would do."""
+"""Every rule has a layout that breaks only it, and its message states the found value and the fix."""
 
 from __future__ import annotations
 
@@ -154,29 +154,29 @@ MODELS = {
 }
 
 
-def found(rule: str, layout: Layout, num_devices: int) -> list[str]:
+def rule_violations(rule: str, layout: Layout, num_devices: int) -> list[str]:
     return violations(MODELS.get(rule, MODEL), JOBS.get(rule, JOB), num_devices, layout)
 
 
-def test_every_rule_has_its_case() -> None:
+def test_every_rule_has_a_case() -> None:
     assert set(BROKEN) == {rule.name for rule in layout_rules()} | {"layers_per_stage"}
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_the_rule_is_broken_alone_and_explains(rule: str) -> None:
-    num_devices, layout, words, _ = BROKEN[rule]
-    problems = found(rule, layout, num_devices)
+def test_each_case_breaks_a_single_rule_with_an_explanation(rule: str) -> None:
+    num_devices, layout, phrases, _ = BROKEN[rule]
+    problems = rule_violations(rule, layout, num_devices)
     assert [problem.split(": ")[0] for problem in problems] == [rule]
-    assert [word for word in words if word not in problems[0]] == []
+    assert [phrase for phrase in phrases if phrase not in problems[0]] == []
 
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_the_fix_is_legal(rule: str) -> None:
     num_devices, _, _, fixed = BROKEN[rule]
-    assert found(rule, fixed, num_devices) == []
+    assert rule_violations(rule, fixed, num_devices) == []
 
 
-def test_all_violations_come_at_once() -> None:
+def test_all_violations_are_reported_together() -> None:
     layout = Layout(dp=2, tp=5, micro_batch_seqs=100, zero_stage=1, ep=2)
     with pytest.raises(InputError) as caught:
         require_legal(MODEL, JOB, 8, layout)
@@ -186,7 +186,7 @@ def test_all_violations_come_at_once() -> None:
 
 
 @pytest.mark.parametrize("tp", [3, 5, 6, 8, 24])
-def test_the_tensor_parallel_degrees_that_are_offered_are_legal(tp: int) -> None:
+def test_offered_tensor_parallel_degrees_are_legal(tp: int) -> None:
     """12 query heads in 4 groups: 6 divides the query heads but splits neither the groups nor each of them."""
     (problem,) = [p for p in violations(MODEL, JOB, tp, Layout(tp=tp)) if p.startswith("heads_by_tp")]
     offered = [int(number) for number in problem.split("tp may be one of ")[1].split(", ")]
@@ -194,7 +194,7 @@ def test_the_tensor_parallel_degrees_that_are_offered_are_legal(tp: int) -> None
 
 
 @pytest.mark.parametrize(("num_devices", "layout"), [(8, Layout(dp=3)), (8, Layout(dp=16)), (8, Layout(pp=5))])
-def test_no_fsdp_is_offered_that_does_not_fill_the_cluster(num_devices: int, layout: Layout) -> None:
+def test_offered_fsdp_degrees_fill_the_cluster(num_devices: int, layout: Layout) -> None:
     problem = next(p for p in violations(MODEL, JOB, num_devices, layout) if p.startswith("devices"))
     for fsdp in re.findall(r"fsdp = (\d+) would fill it", problem):
         assert int(fsdp) * layout.dp * layout.tp * layout.cp * layout.pp == num_devices
@@ -202,7 +202,7 @@ def test_no_fsdp_is_offered_that_does_not_fill_the_cluster(num_devices: int, lay
 
 @pytest.mark.parametrize("schedule", schedule_names())
 @pytest.mark.parametrize(("pp", "virtual"), [(1, 1), (4, 1), (4, 2)])
-def test_schedules_go_with_degrees(pp: int, virtual: int, schedule: Any) -> None:
+def test_schedules_restrict_degrees(pp: int, virtual: int, schedule: Any) -> None:
     plain = ("afab", "1f1b", "zb_h1", "zb_h2", "dualpipe")
     in_turn = ("interleaved", "looped_bfs", "interleaved_breadth_first", "interleaved_zb", "zb_v", "dualpipe_v")
     legal = {(1, 1): ("none",), (4, 1): plain, (4, 2): in_turn}[pp, virtual]
@@ -230,21 +230,21 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
     rows = list(itertools.product(*values))
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in layout_rules():
-        seen = set()
+        outcomes = set()
         for number, schedule in itertools.product(range(len(CP_VARIANTS)), (NATURAL, *schedule_names())):
             if rule.name not in ("schedule", "schedule_batch") and schedule != NATURAL:
                 continue
             chosen = {"cp_variant": number, "schedule": schedule}
-            own = {**columns, **chosen}
-            context = RuleContext(MODELS.get(rule.name, MODEL), JOB, 12, own)
-            together = np.broadcast_to(rule.legal(context), len(rows))
-            alone = [bool(rule.legal(context.with_degrees(**dict(zip(axes, row, strict=True))))) for row in rows]
-            assert together.tolist() == alone, rule.name
-            seen |= set(alone)
-        assert seen == {True, False}, rule.name
+            degrees_of_rows = {**columns, **chosen}
+            context = RuleContext(MODELS.get(rule.name, MODEL), JOB, 12, degrees_of_rows)
+            vectorised = np.broadcast_to(rule.legal(context), len(rows))
+            single = [bool(rule.legal(context.with_degrees(**dict(zip(axes, row, strict=True))))) for row in rows]
+            assert vectorised.tolist() == single, rule.name
+            outcomes |= set(single)
+        assert outcomes == {True, False}, rule.name
 
 
-def test_a_plain_ring_needs_one_piece_of_the_sequence_for_each_rank() -> None:
+def test_a_plain_ring_requires_a_piece_of_the_sequence_for_each_rank() -> None:
     job = Job(global_batch_tokens=16 * 765, seq_len=765)
     assert violations(MODEL, job, 5, Layout(cp=5, cp_variant="ring")) == []
     (problem,) = violations(MODEL, job, 4, Layout(cp=4, cp_variant="ring"))
@@ -269,29 +269,29 @@ def test_the_shared_expert_is_split_by_tp_too() -> None:
 
 def test_whole_experts_take_tp_and_then_borrow_from_fsdp() -> None:
     model = dataclasses.replace(MODEL, num_experts=16, experts_per_token=2)
-    whole = {
+    violations_by_ep = {
         ep: violations(model, JOB, 16, Layout(fsdp=4, tp=4, zero_stage=3, ep=ep, etp=1)) for ep in (1, 2, 4, 8, 16)
     }
-    assert [ep for ep, problems in whole.items() if not problems] == [4, 8, 16]
-    assert "experts are whole (etp = 1); ep may be one of 4, 8, 16" in whole[2][0]
+    assert [ep for ep, problems in violations_by_ep.items() if not problems] == [4, 8, 16]
+    assert "experts are whole (etp = 1); ep may be one of 4, 8, 16" in violations_by_ep[2][0]
     (problem,) = violations(MODEL, JOB, 4, Layout(tp=4, etp=1))
     assert "m has no experts for ep = 1 or an etp to split; leave both out" in problem
 
 
-def test_an_expert_is_split_as_a_layer_is_or_not_at_all() -> None:
+def test_an_expert_is_split_over_tp_or_not_at_all() -> None:
     with pytest.raises(InputError, match="etp is 2; 1 for whole experts, or tp = 4, is required"):
         Layout(tp=4, etp=2)
     assert Layout(tp=4).expert_tp == Layout(tp=4, etp=4).expert_tp == 4
 
 
-def test_uneven_batches_are_those_of_the_fullest_replica() -> None:
+def test_an_uneven_batch_is_that_of_the_fullest_replica() -> None:
     """Sequences need not divide: 16 over 5 replicas are 4 at most, in micro-batches of 3 these are 2."""
     degrees = layout_degrees(Layout(dp=5, micro_batch_seqs=3))
     assert seqs_per_replica(JOB, degrees) == 4
     assert num_micro_batches(JOB, degrees) == 2
 
 
-def test_sequence_parallelism_splits_what_context_parallelism_leaves() -> None:
+def test_sequence_parallelism_splits_the_pieces_of_context_parallelism() -> None:
     """12 positions are 2·cp = 4 pieces and 3 for each of tp = 4 ranks, but not one of cp·tp = 8 parts."""
     job = Job(global_batch_tokens=16 * 12, seq_len=12)
     split = Layout(tp=4, cp=2, zero_stage=1, sequence_parallel=True)
@@ -315,7 +315,9 @@ def test_sequence_parallelism_splits_what_context_parallelism_leaves() -> None:
         (3, 6, False),
     ],
 )
-def test_dualpipe_takes_as_many_micro_batches_from_either_end(pp: int, num_micro_batches: int, legal: bool) -> None:
+def test_dualpipe_takes_equal_numbers_of_micro_batches_from_both_ends(
+    pp: int, num_micro_batches: int, legal: bool
+) -> None:
     """An even number of stages, each with its mirror image, and an even number of micro-batches, 2·pp at least.
 
     Source: DeepSeek-AI 2024, DualPipe's implementation, which asserts both.
@@ -342,7 +344,7 @@ def test_interleaving_takes_micro_batches_in_multiples_of_the_stages() -> None:
 
 
 class _RecordedDegrees(dict[str, Any]):
-    """Degrees that remember which of them were read."""
+    """Degrees that record which of them were read."""
 
     def __init__(self, degrees: dict[str, Any]) -> None:
         super().__init__(degrees)
@@ -354,11 +356,11 @@ class _RecordedDegrees(dict[str, Any]):
 
 
 @pytest.mark.parametrize("stack", [None, *stack_names()])
-def test_rules_of_a_mode_are_those_that_read_what_modes_differ_in(stack: str | None) -> None:
-    """A search judges the rules of a mode once for each mode, and the others for all modes together."""
-    known = None if stack is None else get_stack(stack)
+def test_rules_marked_as_reading_the_mode_are_those_that_do(stack: str | None) -> None:
+    """A search evaluates these rules once per mode, and the other rules for all modes at once."""
+    stack_values = None if stack is None else get_stack(stack)
     layout = Layout(tp=2, cp=2, fsdp=2, zero_stage=1, sequence_parallel=True, async_tp=True)
-    rules = layout_rules(known, equal_stages=True, divisible=True, domain=8)
+    rules = layout_rules(stack_values, equal_stages=True, divisible=True, domain=8)
     for rule in (rule for rule in rules if rule.source != "engine"):
         degrees = _RecordedDegrees(layout_degrees(layout))
         rule.legal(RuleContext(MODEL, JOB, 8, degrees))

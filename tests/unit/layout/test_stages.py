@@ -1,4 +1,4 @@
-"""How blocks are shared out over pipeline stages."""
+"""The distribution of blocks over pipeline stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwise.pipeline.actions import StagePlacement, loop_placement, v_placeme
 
 
 def model(num_layers: int, **fields: int) -> Architecture:
-    """A small model of so many layers."""
+    """A small model with a number of layers."""
     return Architecture(
         name="m", num_layers=num_layers, d_model=8, d_ff=8, num_heads=2, num_kv_heads=2, head_dim=4, vocab_size=8,
         **fields,  # type: ignore[arg-type]
@@ -45,21 +45,21 @@ def test_llama_3_405b_on_16_stages() -> None:
         (14, 2, 4, (7, 7)),
     ],
 )
-def test_known_stages(num_layers: int, pp: int, virtual: int, expected: tuple[int, ...]) -> None:
+def test_stages_equal_published_splits(num_layers: int, pp: int, virtual: int, expected: tuple[int, ...]) -> None:
     assert natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual)) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 32), st.integers(1, 8))
-def test_every_block_is_held_once(num_layers: int, pp: int, virtual: int) -> None:
+def test_every_block_is_on_exactly_one_stage(num_layers: int, pp: int, virtual: int) -> None:
     assume(pp * virtual <= num_layers)
-    held = natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual))
-    assert len(held) == pp
-    assert sum(held) == num_layers
-    assert min(held) >= 1
+    layers = natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual))
+    assert len(layers) == pp
+    assert sum(layers) == num_layers
+    assert min(layers) >= 1
 
 
 @given(st.integers(2, 200), st.integers(2, 32))
-def test_stages_differ_by_at_most_one_with_the_ends_counted(num_layers: int, pp: int) -> None:
+def test_stages_differ_by_at_most_one_layer_with_the_ends_counted(num_layers: int, pp: int) -> None:
     assume(num_layers + 2 >= 2 * pp)
     first, *inner, last = natural_layers_by_stage(model(num_layers), loop_placement(pp, 1))
     loads = [first + 1, *inner, last + 1]
@@ -70,12 +70,12 @@ def test_stages_differ_by_at_most_one_with_the_ends_counted(num_layers: int, pp:
 def test_no_interior_stage_holds_more_than_the_second(num_layers: int, pp: int, virtual: int) -> None:
     """The search prices the first, the second and the last stage only."""
     assume(pp * virtual <= num_layers)
-    held = natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual))
-    assert max(held[1:-1]) == held[1]
+    layers = natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual))
+    assert max(layers[1:-1]) == layers[1]
 
 
 def dense_on(shape: Architecture, placement: StagePlacement) -> tuple[int, ...]:
-    """How many of the leading dense layers are on each rank."""
+    """The number of leading dense layers on each rank."""
     ranges = layer_ranges(even_layers_on_placement(shape, placement))
     return placement.sum_by_rank(tuple(count_kinds(shape, [layers]).get("dense_block", 0) for layers in ranges))
 
@@ -91,7 +91,7 @@ def test_deepseek_v3_on_16_stages() -> None:
 
 
 def test_dense_layers_are_the_first_of_the_model() -> None:
-    """Four virtual stages of two layers: the first three layers lie on virtual stages 0 and 1."""
+    """Four virtual stages of two layers: the first three layers are on virtual stages 0 and 1."""
     shape = model(6, num_dense_layers=3, **EXPERTS)
     assert natural_layers_by_stage(shape, loop_placement(2, 2)) == (3, 3)
     assert dense_on(shape, loop_placement(2, 2)) == (1, 2)
@@ -102,20 +102,20 @@ def test_the_stage_after_the_dense_layers_has_none(num_layers: int, pp: int, vir
     """The search prices the stages up to that one, and the last; interior ones after it hold no more layers."""
     assume(pp * virtual <= num_layers and dense + 1 < pp and dense < num_layers)
     shape = model(num_layers, num_dense_layers=dense, **EXPERTS)
-    held, first = (
+    layers, dense_layers = (
         natural_layers_by_stage(shape, loop_placement(pp, virtual)),
         dense_on(shape, loop_placement(pp, virtual)),
     )
-    assert sum(first) == dense
-    assert not any(first[dense:])
-    assert max(held[dense:-1]) == held[dense]
+    assert sum(dense_layers) == dense
+    assert not any(dense_layers[dense:])
+    assert max(layers[dense:-1]) == layers[dense]
 
 
 V = Layout(pp=4, num_virtual_stages=2, schedule="zb_v")
 
 
 def test_a_v_has_both_ends_of_the_model_on_its_first_rank() -> None:
-    """Virtual stages s and 2p - 1 - s on rank s; what the embedding and the head count for, the first rank has less of."""
+    """Virtual stages s and 2p - 1 - s on rank s; the first rank has fewer layers, since the embedding and the head count."""
     assert stage_placement(V) == v_placement(4)
     assert layers_by_virtual_stage(model(14), V) == (1, 2, 2, 2, 2, 2, 2, 1)
     assert layers_by_stage(model(14), V) == (2, 4, 4, 4)
@@ -124,17 +124,17 @@ def test_a_v_has_both_ends_of_the_model_on_its_first_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "dealt"),
+    ("layers", "by_virtual_stage"),
     [
         ((0, 5, 5, 4), (0, 3, 3, 2, 2, 2, 2, 0)),
         ((1, 4, 4, 5), (0, 2, 2, 3, 2, 2, 2, 1)),
         ((4, 3, 4, 3), (2, 2, 2, 2, 1, 2, 1, 2)),
     ],
 )
-def test_layers_that_are_given_are_dealt_over_both_virtual_stages(
-    given_: tuple[int, ...], dealt: tuple[int, ...]
+def test_layers_per_stage_are_divided_over_both_virtual_stages(
+    layers: tuple[int, ...], by_virtual_stage: tuple[int, ...]
 ) -> None:
-    shape = Layout(pp=4, num_virtual_stages=2, schedule="zb_v", layers_per_stage=given_)
-    assert layers_by_virtual_stage(model(14), shape) == dealt
-    assert v_placement(4).sum_by_rank(dealt) == given_ == layers_by_stage(model(14), shape)
-    assert all(held >= least for held, least in zip(given_, min_layers_per_stage(v_placement(4)), strict=True))
+    shape = Layout(pp=4, num_virtual_stages=2, schedule="zb_v", layers_per_stage=layers)
+    assert layers_by_virtual_stage(model(14), shape) == by_virtual_stage
+    assert v_placement(4).sum_by_rank(by_virtual_stage) == layers == layers_by_stage(model(14), shape)
+    assert all(count >= minimum for count, minimum in zip(layers, min_layers_per_stage(v_placement(4)), strict=True))

@@ -1,4 +1,4 @@
-"""The central question of ZeRO, answered by the derivation: what moves in a step of `a` micro-batches, in parameters P."""
+"""Traffic of ZeRO by the derivation: elements that move in a step of `a` micro-batches, in units of the parameters P."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def per_step(unit: ShardedUnit, mesh: dict[str, int], num_micro_batches: int) ->
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 8])
 @pytest.mark.parametrize("unit", ["block", "head"])
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_what_zero_moves(zero_stage: int, unit: str, num_micro_batches: int) -> None:
+def test_traffic_of_zero_stages_equals_the_closed_form(zero_stage: int, unit: str, num_micro_batches: int) -> None:
     """0 and 1: 2 per step; 2: a + 1; 3: 3a (S1's table, which has a = 1), and 2a of the head, which runs backward at once."""
     a = num_micro_batches
     expected = (2, 2, a + 1, (2 if unit == "head" else 3) * a)[zero_stage]
@@ -46,7 +46,7 @@ def test_what_zero_moves(zero_stage: int, unit: str, num_micro_batches: int) -> 
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputing_gathers_no_weight_again(recompute: str) -> None:
+def test_recomputation_gathers_no_weight_again(recompute: str) -> None:
     """The recomputed slice and the backward pass need the same weights, gathered once for both."""
     derived = derived_unit(scheme_of(MODEL.structure, 3, False, recompute), "block")
     assert per_step(derived, {"fsdp": HUGE}, 4) == pytest.approx(12, rel=1e-9)
@@ -64,13 +64,13 @@ def test_hybrid_sharding_reduces_the_shard_only() -> None:
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_the_factor_is_n_minus_1_over_n(zero_stage: int) -> None:
+def test_traffic_has_the_factor_n_minus_1_over_n(zero_stage: int) -> None:
     derived = derived_unit(scheme_of(MODEL.structure, zero_stage), "block")
     mesh = {"fsdp": 4} if zero_stage else {"dp": 4}
     assert per_step(derived, mesh, 1) == pytest.approx((2, 2, 2, 3)[zero_stage] * 3 / 4, rel=1e-9)
 
 
-def test_s1_tensor_parallelism() -> None:
+def test_traffic_of_tensor_parallelism_equals_s1() -> None:
     """S1: without sequence parallelism, two AllReduces of [B, T, D] forward and two backward in each block; with it
     AllGathers and ReduceScatters that move the same."""
     model = Architecture(

@@ -1,4 +1,4 @@
-"""What has a scale from earlier steps: counted by hand, and exchanged once per step, in as many bytes in lists as in prices."""
+"""Operands with a delayed scale: counted by hand; maxima are exchanged once per step, with equal bytes in lists and prices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_PREDICTING = OF_BLOCK + 3  # a matrix, its input of two hidden states side by
 BY_HAND = {DENSE: 3 * OF_BLOCK, ROUTED: 3 * OF_BLOCK, LEADING: 3 * OF_BLOCK + 2 * OF_PREDICTING}
 
 
-@pytest.mark.parametrize("architecture", BY_HAND, ids=lambda one: one.name)
+@pytest.mark.parametrize("architecture", BY_HAND, ids=lambda model: model.name)
 def test_every_operand_of_a_block_has_a_scale(architecture: Architecture) -> None:
     paths = operands_by_path(architecture)
     assert sum(map(len, paths.values())) == BY_HAND[architecture]
@@ -48,22 +48,28 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_largest_sizes_are_exchanged_once_per_step_on_all_ranks(name: str) -> None:
+def test_maxima_are_exchanged_once_per_step_over_all_ranks(name: str) -> None:
     layout, axes = LAYOUTS[name]
     instance = RankProgram(architecture=DENSE, layout=layout, precision=PRECISIONS["fp8_delayed"], seq_len=32)
-    found = {one: count for one, count in count_collectives(instance, 4).items() if one.what == "amax"}
-    assert found == {IssuedCollective(CollectiveKind.ALL_REDUCE, axes, "fp32", 4 * BY_HAND[DENSE], "amax"): 1}
+    issued = {
+        collective: count for collective, count in count_collectives(instance, 4).items() if collective.what == "amax"
+    }
+    assert issued == {IssuedCollective(CollectiveKind.ALL_REDUCE, axes, "fp32", 4 * BY_HAND[DENSE], "amax"): 1}
     assert axes in instance.axes
-    other = replace(instance, precision=PRECISIONS["fp8_current"])
-    assert not [one for one in count_collectives(other, 4) if one.what == "amax"]
+    current_scaling = replace(instance, precision=PRECISIONS["fp8_current"])
+    assert not [collective for collective in count_collectives(current_scaling, 4) if collective.what == "amax"]
 
 
 def test_a_plan_prices_the_exchange_as_it_prices_the_norm() -> None:
-    """Both are latency: 576 numbers of 32 layers take as long as one, but for their bytes at the speed of the network."""
+    """Both are latency: 576 numbers of 32 layers take as long as a single number, except for their bytes over the network."""
     job = Job(global_batch_tokens=2**17, seq_len=2048, precision="fp8_delayed")
     layout = Layout(fsdp=16, zero_stage=3)
     pricing = Pricing(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job), layout)
     pricer = InstructionPricer(pricing, "head")
-    seconds = {one.tensors[0]: pricer.collective_s(one) for one in pricer.parts.collectives if one.is_control}
+    seconds = {
+        collective.tensors[0]: pricer.collective_s(collective)
+        for collective in pricer.parts.collectives
+        if collective.is_control
+    }
     assert set(seconds) == {"loss", "norm", "amax"}
     assert 0 < seconds["amax"] - seconds["norm"] < 4 * 32 * OF_BLOCK / 10e9

@@ -1,5 +1,5 @@
-"""What the engine issues conserves the derived bytes, apart from padding, and from what of a unit only its forward pass reads
-(biases): a unit is gathered whole for its backward pass too. What is priced is what is issued."""
+"""Issued collectives conserve the derived bytes, apart from padding and from weights that only a forward pass reads (biases): a
+unit is gathered whole for its backward pass too. Prices count the issued collectives."""
 
 from __future__ import annotations
 
@@ -57,39 +57,39 @@ MODELS = {
 Key = tuple[str, tuple[str, ...], str]
 
 
-def derived_bytes(one: RankProgram, num_micro_batches: int) -> Counter[Key]:
-    """Bytes of weights and gradients by kind, axes and what they carry, unit by unit as derived; a pass gathers a unit whole, but
-    for what it borrows."""
-    found: Counter[Key] = Counter()
-    tied = one.architecture.tied_embeddings
-    for _, name in unit_paths(one.architecture):
+def derived_bytes(program: RankProgram, num_micro_batches: int) -> Counter[Key]:
+    """Bytes of weights and gradients by kind, axes and payload, derived unit by unit; a pass gathers a unit whole, except for the
+    weights that it borrows."""
+    num_bytes: Counter[Key] = Counter()
+    tied = program.architecture.tied_embeddings
+    for _, name in unit_paths(program.architecture):
         forward: dict[tuple[tuple[str, ...], str], int] = {}
-        lent = one.unit(name).forward.program.borrowed
-        head = {"head", "head'", one.unit(name).gradients.get("head")} if tied else set()
-        for phase, steps in one.unit(name).phases().items():
-            again: Counter[tuple[tuple[str, ...], str]] = Counter()
+        lent = program.unit(name).forward.program.borrowed
+        head = {"head", "head'", program.unit(name).gradients.get("head")} if tied else set()
+        for phase, steps in program.unit(name).phases().items():
+            gathered: Counter[tuple[tuple[str, ...], str]] = Counter()
             for step in steps:
                 if not isinstance(step, CollectiveStep) or step.tensor.role not in WEIGHT_ROLES:
                     continue
-                collective, axes = step.collective, one.drop_single_device_axes(step.collective.axes)
+                collective, axes = step.collective, program.drop_single_device_axes(step.collective.axes)
                 if not axes or collective.kind is CollectiveKind.SLICE:
                     continue
-                elements = int(collective.payload_elements.evaluate(one.values))
+                elements = int(collective.payload_elements.evaluate(program.values))
                 gathers = step.tensor.role is Role.WEIGHT and phase != "update"
                 if step.tensor.name in head and (not gathers or (lent and phase == "forward")):
                     continue  # one gradient and one state, the embedding's, and one gather where both are used
                 if gathers:
-                    again[collective.axes, step.tensor.name if step.tensor.name in lent else ""] += elements
+                    gathered[collective.axes, step.tensor.name if step.tensor.name in lent else ""] += elements
                     continue
-                what = "weights" if step.tensor.role is Role.WEIGHT else "gradients"
+                payload = "weights" if step.tensor.role is Role.WEIGHT else "gradients"
                 times = 1 if phase == "update" else num_micro_batches
-                found[collective.kind, tuple(sorted(axes)), what] += times * elements * 4
-            for (over, borrowed), elements in again.items():
+                num_bytes[collective.kind, tuple(sorted(axes)), payload] += times * elements * 4
+            for (over, borrowed), elements in gathered.items():
                 elements = forward.setdefault((over, borrowed), elements)
-                found[CollectiveKind.ALL_GATHER, tuple(sorted(one.drop_single_device_axes(over))), "weights"] += (
-                    num_micro_batches * elements * 4
-                )
-    return found
+                num_bytes[
+                    CollectiveKind.ALL_GATHER, tuple(sorted(program.drop_single_device_axes(over))), "weights"
+                ] += num_micro_batches * elements * 4
+    return num_bytes
 
 
 @given(
@@ -100,21 +100,21 @@ def derived_bytes(one: RankProgram, num_micro_batches: int) -> Counter[Key]:
 def test_bytes_are_conserved(
     model: str, dp: int, fsdp: int, stage: int, bucket: float, reduction: str, num_micro_batches: int
 ) -> None:
-    one = RankProgram(
+    program = RankProgram(
         architecture=MODELS[model], layout=Layout(dp=dp, fsdp=fsdp, zero_stage=stage), precision=PRECISIONS["fp32"],
         policy=IssuePolicy(reduction=reduction, bucket_bytes=bucket),  # type: ignore[arg-type]
     )  # fmt: skip
     issued: Counter[Key] = Counter()
     counts: Counter[Key] = Counter()
-    for each, times in count_collectives(one, num_micro_batches).items():
-        if each.what in ("weights", "gradients"):
-            issued[each.kind, tuple(sorted(each.axes)), each.what] += times * each.num_bytes
-            counts[each.kind, tuple(sorted(each.axes)), each.what] += times
-    derived = derived_bytes(one, num_micro_batches)
+    for collective, times in count_collectives(program, num_micro_batches).items():
+        if collective.what in ("weights", "gradients"):
+            issued[collective.kind, tuple(sorted(collective.axes)), collective.what] += times * collective.num_bytes
+            counts[collective.kind, tuple(sorted(collective.axes)), collective.what] += times
+    derived = derived_bytes(program, num_micro_batches)
     assert set(issued) == set(derived)
     for key, num_bytes in issued.items():
         # an array is padded to a multiple of its shards, each parameter to its alignment
-        members = sum(len(group.members) for group in one.groups) * 2 * num_micro_batches
+        members = sum(len(group.members) for group in program.groups) * 2 * num_micro_batches
         padding = (counts[key] * fsdp + members) * 4 * ALIGNMENT
         assert derived[key] <= num_bytes <= derived[key] + padding, key
 
@@ -127,33 +127,36 @@ LAYOUTS = st.builds(
 
 
 @given(model=st.sampled_from(sorted(MODELS)), layout=LAYOUTS, bucket=st.sampled_from([100.0, 5_000.0, 25e6]))
-def test_priced_and_issued_are_one(model: str, layout: Layout, bucket: float) -> None:
-    """Of every unit the price has as many collectives of as many bytes as the engine's arrays are, whatever the layout."""
-    one = RankProgram(
+def test_priced_collectives_equal_issued_ones(model: str, layout: Layout, bucket: float) -> None:
+    """For every unit and layout, the price has as many arrays and elements as the engine."""
+    program = RankProgram(
         architecture=MODELS[model], layout=layout, precision=PRECISIONS["fp32"], policy=IssuePolicy(bucket_bytes=bucket)
     )
     arrays: Counter[str] = Counter()
     elements: Counter[str] = Counter()
-    for group in one.groups:
+    for group in program.groups:
         arrays[group.path] += 1
         elements[group.path] += group.padded_size
     tied = MODELS[model].tied_embeddings
-    for path, name in unit_paths(one.architecture):
+    for path, name in unit_paths(program.architecture):
         extents = [
-            each.arrays.evaluate(one.values, one.max_bucket_elements)
-            for each in weight_groups(one.unit(name))
-            if not (tied and each.weights == ("head",))
-            and not set(each.weights) & {*one.unit(name).forward.program.borrowed}
+            group.arrays.evaluate(program.values, program.max_bucket_elements)
+            for group in weight_groups(program.unit(name))
+            if not (tied and group.weights == ("head",))
+            and not set(group.weights) & {*program.unit(name).forward.program.borrowed}
         ]
         assert sum(extent.count for extent in extents) == arrays[path], path
         assert sum(extent.elements for extent in extents) == elements[path], path
-        for each in weight_groups(one.unit(name)):
-            found = each.arrays.array_sizes(one.values, one.max_bucket_elements)
-            assert each.arrays.evaluate(one.values, one.max_bucket_elements) == (len(found), sum(found))
+        for group in weight_groups(program.unit(name)):
+            array_sizes = group.arrays.array_sizes(program.values, program.max_bucket_elements)
+            assert group.arrays.evaluate(program.values, program.max_bucket_elements) == (
+                len(array_sizes),
+                sum(array_sizes),
+            )
 
 
-def test_what_runs_has_the_scheme_that_is_priced() -> None:
-    """With all that the model and the job say: it has experts, Muon updates them, and ranks share the scales of FP8."""
+def test_the_executed_scheme_equals_the_priced_one() -> None:
+    """With experts, an update by Muon, and scales of FP8 that ranks share."""
     job = Job(global_batch_tokens=2**20, seq_len=4096, optimizer="muon", precision="fp8_delayed")
     problem = Problem(load_model("mixtral-8x7b"), load_cluster("h100:64"), job)
     layout = Layout.parse("fsdp=16 ep=4 tp=4 zero_stage=1 recompute=full")
@@ -167,71 +170,73 @@ def test_what_runs_has_the_scheme_that_is_priced() -> None:
     assert program.batch_axes == ("fsdp", "ep")
 
 
-def test_buckets_hold_what_they_may_and_come_in_the_order_of_the_backward_pass() -> None:
-    one = RankProgram(
+def test_buckets_stay_within_their_size_in_the_order_of_the_backward_pass() -> None:
+    program = RankProgram(
         architecture=SMALL, layout=Layout(dp=2), precision=PRECISIONS["fp32"], policy=IssuePolicy(bucket_bytes=8_000)
     )
-    names = [member.parameter.name for group in one.groups for member in group.members]
-    assert names == [parameter.name for parameter in reversed(one.parameters)]
-    assert len(one.groups) > 3
-    for group in one.groups:
+    names = [member.parameter.name for group in program.groups for member in group.members]
+    assert names == [parameter.name for parameter in reversed(program.parameters)]
+    assert len(program.groups) > 3
+    for group in program.groups:
         assert len(group.members) == 1 or 4 * sum(member.size for member in group.members) <= 8_000
         assert len({member.parameter.path for member in group.members}) == 1  # a bucket ends with its unit
 
 
-def test_a_lent_matrix_is_ready_in_the_first_module_that_uses_it() -> None:
+def test_gradients_of_a_shared_matrix_are_complete_in_the_first_module_that_uses_it() -> None:
     """The backward pass comes to the head first, then to the last module and at last to the first one."""
-    one = RankProgram(
+    program = RankProgram(
         architecture=MODELS["predicting"], layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"]
     )
-    found = [group.path if len(group.members) > 1 else group.members[0].parameter.name for group in one.groups]
-    assert found[:4] == ["head.final_norm_weight", "predict.1", "head.head", "predict.0"]
-    assert found[4:] == ["layers.2", "layers.1", "layers.0", "embedding.embedding"]
+    order = [group.path if len(group.members) > 1 else group.members[0].parameter.name for group in program.groups]
+    assert order[:4] == ["head.final_norm_weight", "predict.1", "head.head", "predict.0"]
+    assert order[4:] == ["layers.2", "layers.1", "layers.0", "embedding.embedding"]
 
 
 def test_frozen_weights_do_not_cut_buckets() -> None:
-    one = RankProgram(architecture=MODELS["adapters"], layout=Layout(dp=2), precision=PRECISIONS["fp32"])
-    trained = [group for group in one.groups if group.trained]
+    program = RankProgram(architecture=MODELS["adapters"], layout=Layout(dp=2), precision=PRECISIONS["fp32"])
+    trained = [group for group in program.groups if group.trained]
     assert [group.path for group in trained] == ["layers.2", "layers.1", "layers.0"]
 
 
-def test_what_is_decayed_is_a_matrix_of_the_model() -> None:
-    """Heads and experts split biases, sinks and norms into several dims; they are none for it."""
+def test_only_matrices_of_the_model_are_decayed() -> None:
+    """Biases, sinks and norms are not matrices, although heads and experts split them into several dims."""
     model = replace(
         MODELS["experts"], bias=("qkv", "router", "experts"), sinks=True, qk_norm=True, qk_norm_over="projection"
     )
-    one = RankProgram(architecture=model, layout=Layout(), precision=PRECISIONS["fp32"])
-    matrices = {each.weight for each in one.parameters if each.is_matrix}
-    others = {each.weight for each in one.parameters if not each.is_matrix}
+    program = RankProgram(architecture=model, layout=Layout(), precision=PRECISIONS["fp32"])
+    matrices = {parameter.weight for parameter in program.parameters if parameter.is_matrix}
+    undecayed = {parameter.weight for parameter in program.parameters if not parameter.is_matrix}
     assert matrices == {
         "embedding", "wq", "wk", "wv", "wo", "router", "experts_gate", "experts_up", "experts_down", "head",
     }  # fmt: skip
-    assert {"q_flat.bias", "v.bias", "sinks", "q_norm.weight", "experts_up.bias", "attention_norm.weight"} <= others
+    assert {"q_flat.bias", "v.bias", "sinks", "q_norm.weight", "experts_up.bias", "attention_norm.weight"} <= undecayed
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_parameter_is_in_one_group(model: str) -> None:
+def test_every_parameter_is_in_exactly_one_group(model: str) -> None:
     for stage in range(4):
-        one = RankProgram(
+        program = RankProgram(
             architecture=MODELS[model], layout=Layout(fsdp=2, zero_stage=stage), precision=PRECISIONS["fp32"]
         )
-        members = [member.parameter.name for group in one.groups for member in group.members]
-        assert sorted(members) == sorted(parameter.name for parameter in one.parameters)
+        members = [member.parameter.name for group in program.groups for member in group.members]
+        assert sorted(members) == sorted(parameter.name for parameter in program.parameters)
 
 
-def test_members_begin_where_tensor_cores_may_read_and_shards_end_there() -> None:
-    """By hand: D = 12 and two shards. Of a layer in the order of the backward pass 4·12, 4·12, 4·12, 12, 8·12, 8·12, 8·12, 8·12
-    and 12 elements (down, up, gate, norm, wo, wv, wk, wq, norm), each from the next multiple of 8."""
+def test_members_and_shards_are_aligned_for_tensor_cores() -> None:
+    """By hand: D = 12 and two shards. A layer has, in the order of the backward pass, 4·12, 4·12, 4·12, 12, 8·12, 8·12, 8·12,
+    8·12 and 12 elements (down, up, gate, norm, wo, wv, wk, wq, norm), each starting at a multiple of 8."""
     odd = replace(SMALL, num_layers=1, d_model=12, d_ff=4, num_heads=2, num_kv_heads=2, head_dim=4)
-    one = RankProgram(architecture=odd, layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"])
-    (layer,) = (group for group in one.groups if group.path == "layers.0")
+    program = RankProgram(architecture=odd, layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"])
+    (layer,) = (group for group in program.groups if group.path == "layers.0")
     sizes = {member.parameter.weight: (member.start, member.size) for member in layer.members}
     assert sizes["mlp_norm.weight"] == (144, 12)
     assert [start for start, _ in sizes.values()] == [0, 48, 96, 144, 160, 256, 352, 448, 544]
     assert (layer.shard_size, layer.padded_size) == (280, 560)  # 560 elements are 2·280, 280 = 8·35
-    head, norm = (group for group in one.groups if group.path == "head")
+    head, norm = (group for group in program.groups if group.path == "head")
     assert (head.shard_size, norm.shard_size) == (576, 8)  # 96·12 = 2·576; half of 12 is 6, and the next multiple of 8
-    (ends,) = (group for group in replace(one, layout=Layout(fsdp=3, zero_stage=3)).groups if group.path == "layers.0")
+    (ends,) = (
+        group for group in replace(program, layout=Layout(fsdp=3, zero_stage=3)).groups if group.path == "layers.0"
+    )
     assert (ends.shard_size, ends.padded_size) == (192, 576)  # 560 over 3 are 187, and the next multiple of 8
 
 
@@ -240,9 +245,11 @@ def test_a_tied_models_step_by_hand() -> None:
     head, which keeps it, and scattered once. The final norm's D = 24 is gathered for the head. A layer has
     24·(2·32 + 2·16 + 3·32 + 2) = 4,656, gathered for both passes. Each of 4 shards
     ends at a multiple of 8: 2,304, 32 and 4,672."""
-    one = RankProgram(architecture=MODELS["tied"], layout=Layout(fsdp=4, zero_stage=3), precision=PRECISIONS["fp32"])
+    program = RankProgram(
+        architecture=MODELS["tied"], layout=Layout(fsdp=4, zero_stage=3), precision=PRECISIONS["fp32"]
+    )
     gather, scatter, reduce = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
-    assert count_collectives(one, 2) == Counter({
+    assert count_collectives(program, 2) == Counter({
         IssuedCollective(gather, ("fsdp",), "fp32", 4 * 2304, "weights"): 2 * 2,
         IssuedCollective(gather, ("fsdp",), "fp32", 4 * 32, "weights"): 2,
         IssuedCollective(gather, ("fsdp",), "fp32", 4 * 4672, "weights"): 2 * 2 * 3,
@@ -263,19 +270,21 @@ def test_a_tied_models_step_by_hand() -> None:
     ],
 )  # fmt: skip
 def test_traffic_is_charged_to_its_outermost_axis(axes: tuple[str, ...], group: str) -> None:
-    """The slowest links are those of the outer axes. The parts of tp are tp; experts' rows go over ep, whatever goes with it."""
+    """The slowest links are those of the outer axes. Parts of tp count as tp; rows of experts count as ep in any combination."""
     assert charged_axis(axes) == group
 
 
-@pytest.mark.parametrize(("most", "layers"), [(1, {0, 2}), (2, {0, 1, 2}), (None, {0, 1, 2})])
-def test_so_many_first_layers_of_a_rank_recompute(most: int | None, layers: set[int]) -> None:
+@pytest.mark.parametrize(("limit", "layers"), [(1, {0, 2}), (2, {0, 1, 2}), (None, {0, 1, 2})])
+def test_the_first_layers_of_each_rank_recompute(limit: int | None, layers: set[int]) -> None:
     """Two stages, of two layers and of one."""
-    layout = Layout(pp=2, schedule="1f1b", layers_per_stage=(2, 1), recompute="full", recompute_layers=most)
-    one = RankProgram(architecture=SMALL, layout=layout, precision=PRECISIONS["bf16"])
-    found = {path for path, unit in unit_paths(SMALL) if one.recompute(path, unit) == "full"}
-    assert found == {f"layers.{number}" for number in layers}
-    held = {
-        path: len(one.unit_instructions(path, unit).unit.saved) for path, unit in unit_paths(SMALL) if is_layer(unit)
+    layout = Layout(pp=2, schedule="1f1b", layers_per_stage=(2, 1), recompute="full", recompute_layers=limit)
+    program = RankProgram(architecture=SMALL, layout=layout, precision=PRECISIONS["bf16"])
+    recomputing = {path for path, unit in unit_paths(SMALL) if program.recompute(path, unit) == "full"}
+    assert recomputing == {f"layers.{number}" for number in layers}
+    num_saved = {
+        path: len(program.unit_instructions(path, unit).unit.saved)
+        for path, unit in unit_paths(SMALL)
+        if is_layer(unit)
     }
-    assert {path for path in held if held[path] == min(held.values())} == found
-    assert len(set(held.values())) == (1 if most is None or most > 1 else 2)
+    assert {path for path in num_saved if num_saved[path] == min(num_saved.values())} == recomputing
+    assert len(set(num_saved.values())) == (1 if limit is None or limit > 1 else 2)

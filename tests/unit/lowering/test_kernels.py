@@ -20,7 +20,7 @@ from shardwise.book_formulas.rules import (
 from shardwise.values.errors import InputError
 
 
-def test_an_offloaded_matrix_times_a_vector() -> None:
+def test_an_offloaded_matrix_product_equals_the_books() -> None:
     """S0, part 2, question 6: int8 [128Ki, 128Ki] on the hosts of 16 v5e, gathered to one chip and multiplied by 8 rows.
 
     66 ms over PCIe, 167 ms over two links into the corner, 19 ms from HBM, 1.3 ms of FLOPs; the printed 16 GB are 17.2.
@@ -42,7 +42,7 @@ def test_an_offloaded_matrix_times_a_vector() -> None:
     assert staging.stages[0].seconds == transfer_s(8e9, 15e9, 8)
 
 
-def test_parameters_of_a_large_model_from_memory() -> None:
+def test_reading_the_parameters_of_a_large_model_equals_the_books() -> None:
     """S0, part 2, question 1: 200B parameters in bf16 on 32 v4 take about 10 ms to read."""
     assert TransferStage(name="memory", amount=2 * 200e9, rate=1.23e12, num_links=32).seconds == pytest.approx(
         10.2e-3, rel=5e-3
@@ -50,14 +50,14 @@ def test_parameters_of_a_large_model_from_memory() -> None:
 
 
 @pytest.mark.parametrize("widths", [(math.inf, math.inf), (8192, 28672), (1024, 512), (300, 300)])
-def test_the_critical_size_is_the_closed_form(widths: tuple[float, float]) -> None:
+def test_the_critical_size_equals_the_closed_form(widths: tuple[float, float]) -> None:
     d_in, d_out = (min(width, 1e12) for width in widths)
-    found = critical_size(lambda batch: matmul_cost(batch, d_in, d_out), 197e12, 810e9)
-    assert found == pytest.approx(matmul_critical_batch(197e12, 810e9, *widths), rel=1e-6)
+    size = critical_size(lambda batch: matmul_cost(batch, d_in, d_out), 197e12, 810e9)
+    assert size == pytest.approx(matmul_critical_batch(197e12, 810e9, *widths), rel=1e-6)
 
 
 @pytest.mark.parametrize("side", ["all", "two"])
-def test_the_critical_size_of_a_cube_and_of_a_square(side: str) -> None:
+def test_critical_sizes_of_a_cube_and_of_a_square_weight(side: str) -> None:
     """An A100 of 312 TFLOP/s and 1.6 TB/s: 2·n³ FLOPs for 6·n² bytes, 585; a square weight of a batch of 512 needs 819."""
     if side == "all":
         assert critical_size(lambda n: matmul_cost(n, n, n), 312e12, 1.6e12) == pytest.approx(585, rel=1e-12)
@@ -66,9 +66,9 @@ def test_the_critical_size_of_a_cube_and_of_a_square(side: str) -> None:
         )
         return
     # B·D² of FLOPs, 2·B·D + D² elements: B·D·W = C·(2·B + D)
-    at = critical_size(lambda n: matmul_cost(512, n, n), 312e12, 1.6e12)
-    assert at == pytest.approx(2 * 512 * 195 / (512 - 195), rel=1e-9)
-    cost = matmul_cost(512, at, at)
+    size = critical_size(lambda n: matmul_cost(512, n, n), 312e12, 1.6e12)
+    assert size == pytest.approx(2 * 512 * 195 / (512 - 195), rel=1e-9)
+    cost = matmul_cost(512, size, size)
     assert cost.flops / 312e12 == pytest.approx(cost.moved_bytes / 1.6e12, rel=1e-9)
 
 
@@ -78,7 +78,7 @@ def test_the_critical_size_of_a_batch_of_cubes() -> None:
     assert critical_size(cost, 312e12, 1.6e12) == pytest.approx(585, rel=1e-9)
 
 
-def test_a_cost_that_is_no_polynomial_is_refused() -> None:
+def test_a_cost_that_is_not_a_polynomial_is_refused() -> None:
     def cost(size: float) -> KernelCost:
         return KernelCost(flops=2.0**size, read_bytes=size, written_bytes=0.0)
 
@@ -88,19 +88,19 @@ def test_a_cost_that_is_no_polynomial_is_refused() -> None:
         critical_size(cost, 1.0, 1.0)
 
 
-def test_a_batch_of_products_has_the_intensity_of_one() -> None:
+def test_a_batch_of_products_has_the_intensity_of_a_single_product() -> None:
     """S3, A.1.3: FLOPs and bytes both grow with the number of products."""
-    one, many = (batched_matmul_cost(count, 64, 512, 1024) for count in (1, 100))
-    assert many.flops == 100 * one.flops
-    assert many.intensity == pytest.approx(one.intensity)
-    assert one == matmul_cost(64, 512, 1024)
+    single, batched = (batched_matmul_cost(count, 64, 512, 1024) for count in (1, 100))
+    assert batched.flops == 100 * single.flops
+    assert batched.intensity == pytest.approx(single.intensity)
+    assert single == matmul_cost(64, 512, 1024)
 
 
-def test_pairs_under_a_causal_mask() -> None:
+def test_pairs_under_a_causal_mask_equal_a_count() -> None:
     """S3, A.3: T(T + 1)/2."""
     for queries, keys in ((1, 7), (7, 7), (3, 7)):
-        seen = sum(keys - queries + i + 1 for i in range(queries))
-        assert attended_pairs(queries, keys, causal=True) == seen
+        num_pairs = sum(keys - queries + i + 1 for i in range(queries))
+        assert attended_pairs(queries, keys, causal=True) == num_pairs
         assert attended_pairs(queries, keys) == queries * keys
 
 

@@ -1,4 +1,4 @@
-"""Collectives of tensor parallelism that run in pieces beside products: which a Llama block has, and what each stands for."""
+"""Collectives of tensor parallelism that run in pieces beside products: those of a Llama block, and what each replaces."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 
 
 def rings(phase: str, scheme: ShardingScheme) -> list[Ring]:
-    """Those of products, not of attention."""
+    """Rings of products, without those of attention."""
     template = lower_unit(scheme, "block", IssuePolicy())
-    runs = (one.ring for one in template.passes[phase] if isinstance(one, RunRing))
+    runs = (instruction.ring for instruction in template.passes[phase] if isinstance(instruction, RunRing))
     return [ring for ring in runs if not ring.is_attention]
 
 
@@ -29,10 +29,10 @@ def described(ring: Ring) -> tuple[CollectiveKind, tuple[str, ...], int]:
 
 
 def test_a_block_has_two_gathers_and_two_scatters_forward_and_gathers_its_inputs_again() -> None:
-    """Queries, keys and values are made of one gathered input, gate and up of the other."""
+    """Queries, keys and values read the same gathered input; so do gate and up."""
     scheme = scheme_of(STRUCTURE, 1, True, "none", async_tp=True)
-    found = [described(ring) for ring in rings("forward", scheme)]
-    assert found == [
+    forward = [described(ring) for ring in rings("forward", scheme)]
+    assert forward == [
         (GATHER, ("attention_norm.out",), 3), (SCATTER, ("attention_out",), 1),
         (GATHER, ("mlp_norm.out",), 2), (SCATTER, ("mlp_out",), 1),
     ]  # fmt: skip
@@ -43,7 +43,7 @@ def test_a_block_has_two_gathers_and_two_scatters_forward_and_gathers_its_inputs
     ]  # fmt: skip
 
 
-def test_no_other_collective_runs_in_pieces_of_products() -> None:
-    """Those of tensor parallelism without it, and rings of context parallelism, whose pieces are attention's."""
+def test_only_collectives_of_tensor_parallelism_run_in_pieces_of_products() -> None:
+    """Not without `async_tp`, and not rings of context parallelism, whose pieces belong to attention."""
     for scheme in (scheme_of(STRUCTURE, 1, True), scheme_of(STRUCTURE, 1, True, "none", cp_variant="ring")):
         assert rings("forward", scheme) == rings("backward", scheme) == []

@@ -53,41 +53,53 @@ SCHEMES = [
 
 
 def staged(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[RankProgram]:
-    """That of each rank along `pp`."""
+    """The program of each rank along `pp`."""
     shape = Layout(pp=pp, schedule=schedule, **SCHEDULES[schedule], **layout)
-    one = RankProgram(architecture=MODELS[model], layout=shape, precision=PRECISIONS["fp32"], seq_len=16)
-    return [one.for_pp_rank(rank) for rank in range(pp)]
+    program = RankProgram(architecture=MODELS[model], layout=shape, precision=PRECISIONS["fp32"], seq_len=16)
+    return [program.for_pp_rank(rank) for rank in range(pp)]
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_stages_together_hold_the_model(model: str, schedule: str) -> None:
-    """Each parameter once; but with micro-batches from both ends, and where the first stage lends it to the last, twice."""
+def test_stages_partition_the_models_parameters(model: str, schedule: str) -> None:
+    """Each parameter once; twice with micro-batches from both ends, and where the first and the last stage share it."""
     ranks = staged(model, schedule)
-    whole = {one.name for one in list_parameters(MODELS[model], ranks[0].scheme)}
-    held = Counter(one.name for rank in ranks for one in rank.parameters)
-    assert held.keys() == whole
+    names = {parameter.name for parameter in list_parameters(MODELS[model], ranks[0].scheme)}
+    num_copies = Counter(parameter.name for rank in ranks for parameter in rank.parameters)
+    assert num_copies.keys() == names
     lent = {"tied": {"embedding.embedding"}, "predicting": {"embedding.embedding"}}.get(model, set())
-    twice = whole if schedule == "dualpipe" else lent
-    assert {name for name, count in held.items() if count == 2} == twice
-    assert max(held.values()) <= 2
-    trained = {one.name for rank in ranks for one in rank.parameters if one.trained}
+    twice = names if schedule == "dualpipe" else lent
+    assert {name for name, count in num_copies.items() if count == 2} == twice
+    assert max(num_copies.values()) <= 2
+    trained = {parameter.name for rank in ranks for parameter in rank.parameters if parameter.trained}
     for rank, opposite in zip(ranks, ranks[::-1], strict=True):
         assert rank.mirrored_names == opposite.mirrored_names
         assert rank.mirrored_names <= twice & trained
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_is_sent_is_received(schedule: str) -> None:
-    """As many messages, of a hidden state of a micro-batch each."""
+def test_every_sent_message_is_received(schedule: str) -> None:
+    """Sends and receives are equally many; each moves a hidden state of a micro-batch."""
     issued = [count_collectives(rank, 8) for rank in staged("dense", schedule)]
     sent, received = (
-        Counter({one.num_bytes: count for each in issued for one, count in each.items() if one.kind is kind})
+        Counter(
+            {
+                collective.num_bytes: count
+                for counts_of_rank in issued
+                for collective, count in counts_of_rank.items()
+                if collective.kind is kind
+            }
+        )
         for kind in (CollectiveKind.SEND, CollectiveKind.RECEIVE)
     )
     assert sent.keys() == received.keys() == {1 * 16 * 16 * 4}
     totals = [
-        sum(count for each in issued for one, count in each.items() if one.kind is kind)
+        sum(
+            count
+            for counts_of_rank in issued
+            for collective, count in counts_of_rank.items()
+            if collective.kind is kind
+        )
         for kind in (CollectiveKind.SEND, CollectiveKind.RECEIVE)
     ]
     actions = build_actions(schedule, 4, 8, SCHEDULES[schedule].get("num_virtual_stages", 1))
@@ -95,26 +107,26 @@ def test_what_is_sent_is_received(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_where_the_backward_pass_follows_at_once(schedule: str) -> None:
+def test_the_loss_is_in_the_forward_pass_unless_the_backward_pass_follows_at_once(schedule: str) -> None:
     turns = {rank.backward_follows_forward for rank in staged("dense", schedule)}
     assert turns == {schedule not in ("afab", "looped_bfs", "dualpipe")}
 
 
 def test_weights_of_the_head_are_gathered_again_where_its_backward_pass_does_not_follow() -> None:
-    found = {}
+    num_gathers = {}
     for schedule in ("1f1b", "afab"):
         *_, last = staged("dense", schedule, fsdp=2, zero_stage=3)
         elements = 64 * 16  # of the head
         weights = [
             count
-            for one, count in count_collectives(last, 8).items()
-            if one.kind is CollectiveKind.ALL_GATHER and one.num_bytes == elements * 4
+            for collective, count in count_collectives(last, 8).items()
+            if collective.kind is CollectiveKind.ALL_GATHER and collective.num_bytes == elements * 4
         ]
-        found[schedule] = sum(weights)
+        num_gathers[schedule] = sum(weights)
         gathered = [last.gathered("head", "head", phase) for phase in ("forward", "backward")]
         assert bool(gathered[1]) is (schedule == "afab")
         assert last.keeps_gathered("head") is (schedule == "1f1b")
-    assert (found["1f1b"], found["afab"]) == (8, 16)
+    assert (num_gathers["1f1b"], num_gathers["afab"]) == (8, 16)
 
 
 def templates(model: str, scheme: ShardingScheme) -> list[UnitInstructions]:
@@ -128,46 +140,61 @@ def templates(model: str, scheme: ShardingScheme) -> list[UnitInstructions]:
 
 @pytest.mark.parametrize("model", ["dense", "experts", "adapters"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
-def test_a_backward_pass_in_two_is_the_whole_one(model: str, scheme: ShardingScheme) -> None:
-    """Every instruction is in one part, in the same order; the first needs nothing of the second, which reads no weight and makes
-    the products that give weights' gradients."""
+def test_the_two_parts_of_a_backward_pass_are_the_whole_pass(model: str, scheme: ShardingScheme) -> None:
+    """Every instruction is in one of the parts, in the same order; the first needs nothing of the second, which reads no
+    weight and computes the weights' gradients."""
     for template in templates(model, scheme):
-        whole = [one for one in unroll_rings(template.passes["backward"]) if not isinstance(one, FreeTensors)]
+        instructions = [
+            instruction
+            for instruction in unroll_rings(template.passes["backward"])
+            if not isinstance(instruction, FreeTensors)
+        ]
         first, second = (tuple(unroll_rings(part)) for part in (template.backward_input, template.backward_weight))
-        assert sorted(map(whole.index, (*first, *second))) == sorted(whole.index(one) for one in whole)
-        assert [whole.index(one) for one in first] == sorted(whole.index(one) for one in first)
-        assert [whole.index(one) for one in second] == sorted(whole.index(one) for one in second)
-        made = {held for one in second for held in written(one)}
-        assert made.isdisjoint(held for one in first for held in read(one))
+        assert sorted(map(instructions.index, (*first, *second))) == sorted(
+            instructions.index(instruction) for instruction in instructions
+        )
+        assert [instructions.index(instruction) for instruction in first] == sorted(
+            instructions.index(instruction) for instruction in first
+        )
+        assert [instructions.index(instruction) for instruction in second] == sorted(
+            instructions.index(instruction) for instruction in second
+        )
+        outputs = {tensor for instruction in second for tensor in tensors_written(instruction)}
+        assert outputs.isdisjoint(tensor for instruction in first for tensor in tensors_read(instruction))
         tensors = template.unit.tensors
-        assert not any(tensors[held.name].role is Role.WEIGHT for one in second for held in read(one))
-        gradients = {held.name for held in made if tensors[held.name].role is Role.WEIGHT_GRADIENT}
+        assert not any(
+            tensors[tensor.name].role is Role.WEIGHT for instruction in second for tensor in tensors_read(instruction)
+        )
+        gradients = {tensor.name for tensor in outputs if tensors[tensor.name].role is Role.WEIGHT_GRADIENT}
         matrices = {name for name in template.unit.gradients if "norm" not in name and name != "sinks"}
         if not MODELS[model].lora_rank:
             assert {template.unit.tensors[name].gradient_of for name in gradients} >= matrices - {"router"}
 
 
-def read(one: Any) -> list[ShardedTensor]:
-    return _held(one, "operands", "inputs", "before")
+def tensors_read(instruction: Any) -> list[ShardedTensor]:
+    return _tensors_on_side(instruction, "operands", "inputs", "before")
 
 
-def written(one: Any) -> list[ShardedTensor]:
-    return _held(one, "outputs", "outputs", "after")
+def tensors_written(instruction: Any) -> list[ShardedTensor]:
+    return _tensors_on_side(instruction, "outputs", "outputs", "after")
 
 
-def _held(one: Any, tensors: str, specs: str, side: str) -> list[ShardedTensor]:
-    """The tensors on one side of an instruction, as they lie."""
-    match one:
+def _tensors_on_side(instruction: Any, tensors: str, specs: str, side: str) -> list[ShardedTensor]:
+    """The sharded tensors that an instruction reads or writes."""
+    match instruction:
         case Kernel():
             return [
-                ShardedTensor(*each)
-                for step in one.steps
-                for each in zip(getattr(step.operation, tensors), getattr(step.placed, specs), strict=False)
+                ShardedTensor(*tensor_and_spec)
+                for step in instruction.steps
+                for tensor_and_spec in zip(getattr(step.operation, tensors), getattr(step.placed, specs), strict=False)
             ]
         case StartCollective() | WaitCollective():
-            return [ShardedTensor(each.tensor.name, getattr(each.collective, side)) for each in one.collective.derived]
+            return [
+                ShardedTensor(move.tensor.name, getattr(move.collective, side))
+                for move in instruction.collective.derived
+            ]
         case LocalSlice():
-            return [ShardedTensor(one.step.tensor.name, getattr(one.step.collective, side))]
+            return [ShardedTensor(instruction.step.tensor.name, getattr(instruction.step.collective, side))]
     return []
 
 
@@ -175,16 +202,18 @@ def _held(one: Any, tensors: str, specs: str, side: str) -> list[ShardedTensor]:
     ("1f1b", 4, 12, 1), ("zb_h2", 4, 12, 1), ("interleaved", 4, 12, 2), ("dualpipe", 4, 12, 1), ("zb_v", 4, 12, 2),
     ("afab", 3, 5, 1),
 ])  # fmt: skip
-def test_what_has_arrived_was_sent_before_and_taken_by_then(schedule: str, p: int, m: int, v: int) -> None:
+def test_messages_are_sent_before_they_are_acknowledged_and_received(schedule: str, p: int, m: int, v: int) -> None:
     steps = order_messages(build_actions(schedule, p, m, v))
-    taken = {one: place for of_rank in steps for place, step in enumerate(of_rank) for one in step.receives}
-    for of_rank in steps:
-        on_way: set[Any] = set()
-        most = 0
-        for step in of_rank:
-            assert set(step.acknowledged) <= on_way
-            on_way = on_way - set(step.acknowledged) | set(step.sends)
-            most = max(most, len(on_way))
-            assert all(one in taken for one in step.sends)
+    received_at = {
+        message: place for rank_steps in steps for place, step in enumerate(rank_steps) for message in step.receives
+    }
+    for rank_steps in steps:
+        in_flight: set[Any] = set()
+        most_in_flight = 0
+        for step in rank_steps:
+            assert set(step.acknowledged) <= in_flight
+            in_flight = in_flight - set(step.acknowledged) | set(step.sends)
+            most_in_flight = max(most_in_flight, len(in_flight))
+            assert all(message in received_at for message in step.sends)
         if schedule == "1f1b":
-            assert most <= p  # and not all of the step's
+            assert most_in_flight <= p  # and not all of the step's

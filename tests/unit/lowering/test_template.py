@@ -1,4 +1,4 @@
-"""Instructions of a unit: in an order that a device may follow, with everything that was derived and nothing else."""
+"""Instructions of a unit are in an executable order, and are exactly the derived ones."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def templates(model: str, scheme: ShardingScheme, policy: IssuePolicy) -> list[U
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "scheme"), CASES, ids=scheme_id)
-def test_an_order_that_a_device_may_follow(model: str, scheme: ShardingScheme) -> None:
-    """Whoever reads a tensor, or moves it on, has waited for what brings it; a gradient leaves when it is made; and what is freed
-    is there, is read no more, and is all that no later pass reads."""
+def test_instructions_are_in_an_executable_order(model: str, scheme: ShardingScheme) -> None:
+    """Instructions that read or move a tensor come after the wait for its collective; gradients leave after they are computed;
+    freed tensors are live, are not read again, and are all that no later pass reads."""
     for policy in POLICIES:
         for template in templates(model, scheme, policy):
             for name, instructions in template.passes.items():
-                follow(template, name, instructions)
+                check_order(template, name, instructions)
 
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "scheme"), CASES, ids=scheme_id)
-def test_everything_is_there_and_nothing_else(model: str, scheme: ShardingScheme) -> None:
+def test_instructions_are_exactly_the_derived_ones(model: str, scheme: ShardingScheme) -> None:
     for policy in POLICIES:
         for template in templates(model, scheme, policy):
             unit = template.unit
@@ -83,60 +83,67 @@ def test_everything_is_there_and_nothing_else(model: str, scheme: ShardingScheme
             assert template.kernels == list_kernels(unit)
 
 
-def follow(template: UnitInstructions, name: str, listed: tuple[Instruction, ...]) -> None:
+def check_order(template: UnitInstructions, name: str, listed: tuple[Instruction, ...]) -> None:
     unit = template.unit
     instructions = tuple(unroll_rings(listed))
-    made_here = {out for one in instructions if isinstance(one, Kernel) for out in one.outputs}
-    made: set[str] = set()
+    produced_here = {
+        out for instruction in instructions if isinstance(instruction, Kernel) for out in instruction.outputs
+    }
+    produced: set[str] = set()
     freed: set[ShardedTensor] = set()
-    held: set[ShardedTensor] = set()
+    live: set[ShardedTensor] = set()
     moving: list[StartCollective] = []
-    for one in instructions:
-        names = set(touched_tensors(one))
+    for instruction in instructions:
+        names = set(touched_tensors(instruction))
         assert freed.isdisjoint(names)
-        held |= names
-        match one:
+        live |= names
+        match instruction:
             case Kernel():
-                on_the_way = {each for start in moving for each in payload_tensors(unit, start.collective)}
-                assert on_the_way.isdisjoint(one.reads), (unit.name, name, one)
-                assert {each for each in one.reads if each in made_here} <= made
-                made |= set(one.outputs)
+                in_transit = {tensor for start in moving for tensor in payload_tensors(unit, start.collective)}
+                assert in_transit.isdisjoint(instruction.reads), (unit.name, name, instruction)
+                assert {tensor for tensor in instruction.reads if tensor in produced_here} <= produced
+                produced |= set(instruction.outputs)
             case StartCollective():
-                wanted = set(payload_tensors(unit, one.collective))
-                assert all(wanted.isdisjoint(payload_tensors(unit, start.collective)) for start in moving)
-                assert wanted & made_here <= made
-                moving.append(one)
+                payload = set(payload_tensors(unit, instruction.collective))
+                assert all(payload.isdisjoint(payload_tensors(unit, start.collective)) for start in moving)
+                assert payload & produced_here <= produced
+                moving.append(instruction)
             case WaitCollective():
-                moving.remove(StartCollective(one.collective))
+                moving.remove(StartCollective(instruction.collective))
             case LocalSlice():
-                assert one.step.tensor.name not in {
-                    each for start in moving for each in payload_tensors(unit, start.collective)
+                assert instruction.step.tensor.name not in {
+                    tensor for start in moving for tensor in payload_tensors(unit, start.collective)
                 }
             case FreeTensors():
-                assert set(one.sharded_tensors) <= held
-                freed |= set(one.sharded_tensors)
+                assert set(instruction.sharded_tensors) <= live
+                freed |= set(instruction.sharded_tensors)
     assert not moving
     if name == "update":
         assert not freed
         return
-    left = {each for each in held - freed if unit.tensors[each.name].role is not Role.CONSTANT}
-    assert left <= _live_out(unit, name), (unit.name, name)
-    assert all(unit.tensors[each.name].role is not Role.CONSTANT for each in freed), "constants are the batch's"
+    remaining = {tensor for tensor in live - freed if unit.tensors[tensor.name].role is not Role.CONSTANT}
+    assert remaining <= _live_out(unit, name), (unit.name, name)
+    assert all(unit.tensors[tensor.name].role is not Role.CONSTANT for tensor in freed), "constants are the batch's"
 
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "scheme"), CASES, ids=scheme_id)
-def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, scheme: ShardingScheme) -> None:
-    """It is summed in the update; what products and embeddings leave is freed as soon as it has been summed."""
+def test_the_loss_is_the_only_partial_sum_that_outlives_the_forward_pass(model: str, scheme: ShardingScheme) -> None:
+    """It is summed in the update; partial sums of products and embeddings are freed as soon as they have been summed."""
     for template in templates(model, scheme, IssuePolicy()):
         forward = list(unroll_rings(template.passes["forward"]))
-        partial = {each for one in forward for each in touched_tensors(one) if each.spec.partial}
-        freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.sharded_tensors}
-        assert {each.name for each in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
+        partial = {tensor for instruction in forward for tensor in touched_tensors(instruction) if tensor.spec.partial}
+        freed = {
+            tensor
+            for instruction in forward
+            if isinstance(instruction, FreeTensors)
+            for tensor in instruction.sharded_tensors
+        }
+        assert {tensor.name for tensor in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
         assert template.unit.name == "embedding" or partial & freed, template.unit.name
 
 
-def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made() -> None:
+def test_weights_are_gathered_first_and_gradients_scattered_after_the_last() -> None:
     """ZeRO-3: the block's gather leads each pass, waited for before the first kernel that reads a weight; the head's weights stay
     for its backward pass."""
     block, head = (lower_unit(scheme_of(SMALL.structure, 3), name, IssuePolicy()) for name in ("block", "head"))
@@ -147,18 +154,32 @@ def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made()
     backward = block.passes["backward"]
     scatters = [
         place
-        for place, one in enumerate(backward)
-        if isinstance(one, StartCollective) and one.collective.kind is CollectiveKind.REDUCE_SCATTER
+        for place, instruction in enumerate(backward)
+        if isinstance(instruction, StartCollective) and instruction.collective.kind is CollectiveKind.REDUCE_SCATTER
     ]
-    made = [place for place, one in enumerate(backward) if isinstance(one, Kernel) and one.makes_weight_grads]
-    assert min(scatters) > min(made)
-    assert not any(isinstance(one, Kernel) and one.makes_weight_grads for one in backward[max(scatters) :])
+    gradient_places = [
+        place
+        for place, instruction in enumerate(backward)
+        if isinstance(instruction, Kernel) and instruction.makes_weight_grads
+    ]
+    assert min(scatters) > min(gradient_places)
+    assert not any(
+        isinstance(instruction, Kernel) and instruction.makes_weight_grads for instruction in backward[max(scatters) :]
+    )
     assert not [
-        one
-        for one in head.passes["backward"]
-        if isinstance(one, StartCollective) and one.collective.kind is CollectiveKind.ALL_GATHER
+        instruction
+        for instruction in head.passes["backward"]
+        if isinstance(instruction, StartCollective) and instruction.collective.kind is CollectiveKind.ALL_GATHER
     ]
     assert "head" not in {
-        name for one in head.passes["forward"] if isinstance(one, FreeTensors) for name in one.tensors
+        name
+        for instruction in head.passes["forward"]
+        if isinstance(instruction, FreeTensors)
+        for name in instruction.tensors
     }
-    assert "head" in {name for one in head.passes["backward"] if isinstance(one, FreeTensors) for name in one.tensors}
+    assert "head" in {
+        name
+        for instruction in head.passes["backward"]
+        if isinstance(instruction, FreeTensors)
+        for name in instruction.tensors
+    }

@@ -1,4 +1,4 @@
-"""Architectures refuse what no decoder can be."""
+"""Architectures report all of their impossible values together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def test_every_fault_is_named_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         Architecture(name="m", mlp="silu", **(SIZES | {"d_model": 0, "head_dim": 8.0, "num_layers": True}))
     assert set(caught.value.problems) == {
@@ -32,12 +32,12 @@ def test_every_fault_is_named_at_once() -> None:
     }
 
 
-def test_query_heads_come_in_groups() -> None:
+def test_query_heads_are_a_multiple_of_key_value_heads() -> None:
     with pytest.raises(InputError, match="num_heads = 8 is not a multiple of num_kv_heads = 3"):
         Architecture(name="m", **(SIZES | {"num_kv_heads": 3}))
 
 
-def test_dims_by_their_letters() -> None:
+def test_dims_have_letters() -> None:
     model = Architecture(name="m", **SIZES)
     assert model.dims == {
         "D": 64, "F": 128, "K": 2, "G": 4, "H": 8, "V": 100, "P": 1, "E": 1, "k": 1, "M": 128, "S": 1,

@@ -42,7 +42,7 @@ def test_the_context_of_a_config_has_the_factor_of_its_angles(config, context):
     assert read_max_context(config) == context
 
 
-def test_configs_and_the_catalogue_say_the_context_and_equality_does_not_ask_it():
+def test_configs_and_the_catalogue_state_the_context_and_equality_ignores_it():
     assert parse_config(LLAMA).max_context == 2048
     model = sw.load_model("llama-3-8b")
     assert (model.max_context, sw.load_model("palm-8b").max_context) == (8192, None)
@@ -50,19 +50,19 @@ def test_configs_and_the_catalogue_say_the_context_and_equality_does_not_ask_it(
 
 
 def test_requests_beyond_the_context_are_refused_with_the_length_the_limit_and_the_fix(capsys):
-    words = ["serve", "estimate", "llama-3-8b", "h100:8", "--isl", "150000", "--osl", "100", "--concurrency", "4"]
-    assert main(words) == 2
+    arguments = ["serve", "estimate", "llama-3-8b", "h100:8", "--isl", "150000", "--osl", "100", "--concurrency", "4"]
+    assert main(arguments) == 2
     error = capsys.readouterr().err
     assert "requests of 150,100 tokens (in and out), but its context is 8,192" in error
     assert "--set model.max_context=150100 for a checkpoint that takes more" in error
-    assert main([*words, "--set", "model.max_context=150100"]) == 0
+    assert main([*arguments, "--set", "model.max_context=150100"]) == 0
     with pytest.raises(InputError, match="its context is 8,192"):
         sw.serve_plan("llama-3-8b", "h100:8", isl=8000, osl=193)
     assert sw.serve_estimate("llama-3-8b", "h100:8", isl=8092, **LOAD).memory.verdict == "fits"
     assert sw.serve_estimate("palm-8b", "h100:8", isl=150000, **LOAD).layout == ServingLayout(tp=8)  # not known
 
 
-def test_launches_take_as_many_tokens_as_their_flag_or_else_the_model_says():
+def test_launches_are_limited_by_their_flag_or_else_by_the_model():
     line = "vllm serve meta-llama/Meta-Llama-3-8B"
     with pytest.raises(
         InputError, match=r"its context is 8,192; at most that is required, or --max-model-len 150100 in"
@@ -71,7 +71,7 @@ def test_launches_take_as_many_tokens_as_their_flag_or_else_the_model_says():
     assert sw.serve_read(f"{line} --max-model-len 200000", "h100:8", isl=150000, **LOAD).estimate is not None
 
 
-def test_exports_say_that_the_engine_refuses_longer_requests():
+def test_exports_note_that_the_engine_refuses_longer_requests():
     plan = sw.serve_estimate("llama-3-8b", "h100:1", isl=20000, overrides=["model.max_context=32768"], **LOAD)
     deployment = sw.serve.ServingDeployment(problem=plan.problem, layout=plan.layout)
     warnings = sw.export_plan(deployment, "vllm").warnings

@@ -22,13 +22,13 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_parameters_of_released_models(name: str) -> None:
+def test_parameters_of_released_models_equal_the_published_counts(name: str) -> None:
     assert num_params(load_model(name)) == PARAMS[name]
 
 
 @pytest.mark.parametrize("mlp", ["swiglu", "geglu", "gelu", "relu"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_parameters_by_the_closed_form(mlp: Any, tied: bool) -> None:
+def test_parameters_equal_the_closed_form(mlp: Any, tied: bool) -> None:
     layers, d, f, n, k, h, v = 3, 10, 24, 6, 2, 4, 50
     model = Architecture(
         name="m", num_layers=layers, d_model=d, d_ff=f, num_heads=n, num_kv_heads=k, head_dim=h, vocab_size=v,
@@ -68,7 +68,7 @@ def test_an_unknown_model_gets_the_nearest_name() -> None:
     assert set(PARAMS) <= set(model_names())
 
 
-def test_names_are_read_generously() -> None:
+def test_spellings_of_names_are_normalised() -> None:
     assert load_model(" Llama-3-8B ") == load_model("llama-3-8b")
 
 
@@ -89,7 +89,7 @@ DEEPSEEK_V3 = Architecture(
 
 
 def test_deepseek_v3_by_hand() -> None:
-    """671 billion parameters of which a token meets 37; its module of multi-token prediction is 11.6 billion more."""
+    """671 billion parameters, 37 of them active; the module of multi-token prediction adds 11.6 billion."""
     d, heads = 7168, 128
     attention = (
         (d + 1) * 1536 + 1536 * heads * 192 + d * 64 + (d + 1) * 512 + 512 * heads * (128 + 128) + heads * 128 * d

@@ -1,4 +1,4 @@
-"""Architectures from config.json: spellings, what families fix, and what is refused."""
+"""Architectures from config.json: spellings, values that families fix, and refusals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LLAMA = {
 }  # fmt: skip
 
 
-def test_sizes_and_defaults() -> None:
+def test_sizes_and_defaults_are_read() -> None:
     model = parse_config(LLAMA, name="small")
     assert (model.name, model.d_model, model.num_layers, model.num_kv_heads, model.head_dim) == ("small", 64, 3, 2, 8)
     assert (model.mlp, model.norm, model.bias, model.tied_embeddings) == ("swiglu", "rms", (), False)
 
 
-def test_old_spellings_and_missing_key_value_heads() -> None:
+def test_old_spellings_and_missing_key_value_heads_are_read() -> None:
     model = parse_config({"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 8, "vocab_size": 100})
     assert (model.d_ff, model.num_kv_heads, model.max_positions, model.positions) == (256, 8, 1024, "learned")
     assert model.tied_embeddings
@@ -70,31 +70,31 @@ def test_old_spellings_and_missing_key_value_heads() -> None:
         ({"tie_word_embeddings": True}, "tied_embeddings", True),
     ],
 )
-def test_what_a_config_says(changes: dict[str, Any], name: str, value: object) -> None:
+def test_features_of_a_config_are_read(changes: dict[str, Any], name: str, value: object) -> None:
     assert getattr(parse_config({**LLAMA, **changes}), name) == value
 
 
-@pytest.mark.parametrize(("length", "shown"), [(60, repr("x" * 58)), (61, "'" + "x" * 56 + "...")])
-def test_a_long_value_is_cut(length: int, shown: str) -> None:
-    """Of a key with weights, and of one that changes values."""
+@pytest.mark.parametrize(("length", "printed"), [(60, repr("x" * 58)), (61, "'" + "x" * 56 + "...")])
+def test_a_long_value_is_cut(length: int, printed: str) -> None:
+    """For a key that adds weights, and for one that changes values."""
     value = "x" * (length - len("''"))
-    with pytest.raises(InputError, match=re.escape(f"kv_lora_rank = {shown}") + r"\W*( |$)"):
+    with pytest.raises(InputError, match=re.escape(f"kv_lora_rank = {printed}") + r"\W*( |$)"):
         parse_config({**LLAMA, "kv_lora_rank": value})
-    assert parse_config({**LLAMA, "clip_qkv": value}).numerics.unread == (f"clip_qkv = {shown}",)
+    assert parse_config({**LLAMA, "clip_qkv": value}).numerics.unread == (f"clip_qkv = {printed}",)
 
 
-def test_a_nested_text_config_is_found() -> None:
+def test_a_nested_text_config_is_read() -> None:
     outer = {"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text"}, "vision_config": {}}
     assert parse_config(outer).post_norms
 
 
-def test_a_language_model_without_a_model_type_is_that_of_the_whole() -> None:
+def test_a_text_config_without_a_model_type_has_the_outer_one() -> None:
     inner = {key: value for key, value in LLAMA.items() if key != "model_type"}
     with pytest.raises(InputError, match="model_type is 'new_vl_text'"):
         parse_config({"model_type": "new_vl", "text_config": inner})
 
 
-def test_the_whole_config_says_whether_the_head_is_tied() -> None:
+def test_the_outer_config_states_whether_the_head_is_tied() -> None:
     text = {**LLAMA, "model_type": "qwen2"}
     assert parse_config({"model_type": "a", "text_config": text, "tie_word_embeddings": True}).tied_embeddings
     nested = {"model_type": "a", "thinker_config": {"text_config": {**text, "tie_word_embeddings": True}}}
@@ -198,7 +198,7 @@ def test_a_quantised_config_is_read_as_the_architecture(config: dict[str, Any] |
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "phrases"),
     [
         ({"model_type": "mamba9"}, ["'mamba9'", "such as llama, mistral"]),
         ({"model_type": "lama"}, ["'lama' (did you mean 'llama'?), which is not known"]),
@@ -214,11 +214,11 @@ def test_a_quantised_config_is_read_as_the_architecture(config: dict[str, Any] |
         ({**LLAMA, "num_key_value_heads": 3}, ["not a multiple of num_kv_heads = 3"]),
     ],
 )
-def test_what_is_refused(config: dict[str, Any], words: list[str]) -> None:
+def test_unsupported_configs_are_refused(config: dict[str, Any], phrases: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         parse_config(config)
-    for word in words:
-        assert word in str(caught.value)
+    for phrase in phrases:
+        assert phrase in str(caught.value)
 
 
 EXPERTS = {**LLAMA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -282,13 +282,13 @@ MPT = {
         ({**LLAMA, "model_type": "gpt_neox"}, {"parallel": True, "separate_norms": True}),
     ],
 )  # fmt: skip
-def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_features_of_a_family_are_read(config: dict[str, Any], fields: dict[str, Any]) -> None:
     model = parse_config(config)
     assert {name: getattr(model, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "phrases"),
     [
         ({**QWEN, "decoder_sparse_step": 0}, ["decoder_sparse_step is 0; an interval of layers is required"]),
         ({**QWEN, "use_sliding_window": True}, ["use_sliding_window = True (known: False)"]),
@@ -325,11 +325,11 @@ def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> 
         ({"model_type": "falcon"}, ["lacks num_hidden_layers or n_layer or n_layers, hidden_size or", "vocab_size"]),
     ],
 )  # fmt: skip
-def test_what_a_family_does_not_know(config: dict[str, Any], words: list[str]) -> None:
+def test_features_unknown_to_a_family_are_refused(config: dict[str, Any], phrases: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         parse_config(config)
-    for word in words:
-        assert word in str(caught.value)
+    for phrase in phrases:
+        assert phrase in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_a_listed_first_dense_layer_needs_no_pattern() -> None:
     assert (all_dense.num_experts, all_dense.d_ff, all_dense.layer_pattern) == (0, 96, ())
 
 
-def test_files_and_folders(tmp_path: Path) -> None:
+def test_configs_are_read_from_files_and_folders(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
@@ -377,13 +377,13 @@ def test_files_and_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "is not JSON"), ("[1]", "an object with a model_type"), (None, "cannot read")]
+    ("text", "phrase"), [("{", "is not JSON"), ("[1]", "an object with a model_type"), (None, "cannot read")]
 )
-def test_files_that_cannot_be_used(text: str | None, words: str, tmp_path: Path) -> None:
+def test_unusable_files_are_refused(text: str | None, phrase: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=phrase):
         load_config(path)
 
 
@@ -419,7 +419,7 @@ ROUNDED = {
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
-def test_the_catalogue_counts_what_the_cards_say(name: str) -> None:
+def test_counts_of_the_catalogue_equal_the_model_cards(name: str) -> None:
     assert num_params(load_model(name)) == pytest.approx(OFFICIAL[name], rel=5e-3)
 
 
@@ -444,13 +444,13 @@ ACTIVE = {
 
 
 @pytest.mark.parametrize("name", ACTIVE)
-def test_active_parameters_are_what_the_cards_say(name: str) -> None:
+def test_active_parameters_equal_the_model_cards(name: str) -> None:
     assert num_active_params(load_model(name)) == pytest.approx(ACTIVE[name], rel=0.02)
 
 
-@pytest.mark.parametrize("found", ["8", [1], -3, True, 2.5, float("inf"), {}])
-def test_a_number_of_experts_that_is_none_is_refused(found: object) -> None:
-    config = {**LLAMA, "model_type": "mixtral", "num_local_experts": found, "num_experts_per_tok": 2}
+@pytest.mark.parametrize("num_experts", ["8", [1], -3, True, 2.5, float("inf"), {}])
+def test_an_invalid_number_of_experts_is_refused(num_experts: object) -> None:
+    config = {**LLAMA, "model_type": "mixtral", "num_local_experts": num_experts, "num_experts_per_tok": 2}
     with pytest.raises(InputError, match="experts"):
         parse_config(config)
 

@@ -71,18 +71,18 @@ def deepseek_v3_2() -> Architecture:
         (deepseek_v3_2, 671_877_929_216),
     ],
 )
-def test_parameters_are_those_of_the_published_models(model: Any, params: int) -> None:
+def test_parameters_equal_those_of_the_published_models(model: Any, params: int) -> None:
     assert num_params(model()) == params
 
 
-def test_active_parameters_are_those_in_the_names() -> None:
+def test_active_parameters_equal_those_in_the_names() -> None:
     """A3B of Qwen3-Next counts no embedding: 3.3e9 and 0.6e9 more in its tables; A55B of Nemotron 3 Ultra."""
     assert num_active_params(qwen3_next()) == pytest.approx(3.9e9, rel=0.02)
     assert num_active_params(nemotron_3_ultra()) == pytest.approx(55e9, rel=0.02)
 
 
 def test_selected_keys_bound_the_scores() -> None:
-    """Of 32k tokens each query sees 2,048 keys: attention's scores are those of a window, and the indexer's are causal."""
+    """Each query attends to 2,048 of 32k keys: attention's scores are those of a window; the indexer's are causal."""
     seq_len, sparse, dense = 32768, deepseek_v3_2(), load_model("deepseek-v3")
     share = 2048 / seq_len - (2048 / seq_len) ** 2 / 2
     assert sparse.mean_attended_share(seq_len) == pytest.approx(share)

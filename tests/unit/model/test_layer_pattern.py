@@ -47,7 +47,7 @@ def patterned(pattern: tuple[str, ...], kinds: dict[str, dict[str, Any]], **fiel
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40))
-def test_a_compressed_pattern_is_the_same_layers(layers: list[str]) -> None:
+def test_a_compressed_pattern_has_the_same_layers(layers: list[str]) -> None:
     pattern = compress_layers(layers)
     assert expand_pattern(pattern, len(layers)) == tuple(layers)
     assert len(pattern) <= len(layers)
@@ -62,7 +62,7 @@ def test_a_pattern_is_repeated_and_may_end_in_its_middle() -> None:
     assert model.num_windowed_layers == 6
 
 
-def test_units_that_are_no_layers_are_those_with_programs_of_their_own() -> None:
+def test_units_other_than_layers_have_separate_programs() -> None:
     assert set(OTHER_UNITS) == UNIT_PROGRAMS.keys()
     assert {*KIND_FIELDS} <= {field.name for field in dataclasses.fields(Architecture)}
 
@@ -77,7 +77,7 @@ def mlp(width: int) -> int:
 
 
 def test_parameters_are_counted_kind_by_kind() -> None:
-    """By hand: experts on every third layer, attention and MLPs alone, other heads; two tables and the last norm beside them."""
+    """By hand: experts on every third layer, layers of attention or an MLP only, other heads; two tables and the last norm."""
     kinds = {
         "dense": {**NO_EXPERTS, "d_ff": F, "num_heads": 4},
         "attention": {**NO_EXPERTS, "feed_forward": "none", "num_kv_heads": 4},
@@ -104,19 +104,19 @@ def test_parameters_are_counted_kind_by_kind() -> None:
 
 
 def test_flops_are_counted_kind_by_kind() -> None:
-    """2 FLOPs a weight of a product forward; scores over what each kind sees: a window, half of the square, or none."""
+    """2 FLOPs per weight of a product forward; scores over the attended pairs: a window, half the square, or none."""
     seq_len, window = 32, 8
     kinds = {
         "window": {"sliding_window": window, "num_heads": 4, "num_kv_heads": 1},
         "mlp": {"mixer": "none", "d_ff": 2 * F},
     }
     model = patterned(("window", "block", "mlp"), kinds)
-    seen = {"window": window * seq_len - window**2 / 2, "block": seq_len**2 / 2, "mlp": 0.0}
+    num_pairs = {"window": window * seq_len - window**2 / 2, "block": seq_len**2 / 2, "mlp": 0.0}
     heads, weights = (
         {"window": 4, "block": N, "mlp": 0},
         {"window": attention(4, 1) + mlp(F) - 2 * D, "block": attention(N, K) + mlp(F) - 2 * D, "mlp": mlp(2 * F) - D},
     )
-    forward = {unit: 2 * seq_len * weights[unit] + 4 * seen[unit] * heads[unit] * H for unit in seen}
+    forward = {unit: 2 * seq_len * weights[unit] + 4 * num_pairs[unit] * heads[unit] * H for unit in num_pairs}
     for unit, flops in forward.items():
         assert unit_training_flops(model, unit, seq_len) == pytest.approx((flops, 2 * flops), rel=1e-12)
     total = 4 * 3 * sum(forward.values()) + 6 * seq_len * D * V
@@ -128,7 +128,7 @@ def test_flops_are_counted_kind_by_kind() -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma-3-4b", "gemma-2-9b", "gpt-oss-20b"])
-def test_windows_written_as_a_kind_count_alike(name: str) -> None:
+def test_windows_written_as_a_kind_have_the_same_counts(name: str) -> None:
     model = load_model(name)
     every = model.global_every
     as_kinds = dataclasses.replace(
@@ -177,7 +177,7 @@ def test_layers_are_described_by_their_fields() -> None:
         ),
     ],
 )  # fmt: skip
-def test_wrong_patterns_are_named(
+def test_problems_of_patterns_are_named(
     pattern: tuple[str, ...], kinds: dict[str, dict[str, Any]], fields: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(problem)):
@@ -188,9 +188,9 @@ def test_a_pattern_is_read_back_from_its_payload_and_plain_models_print_none() -
     model = patterned(("window", "block"), {"window": {"sliding_window": 8, "bias": ["qkv"]}})
     payload = to_json(model)
     assert payload["layer_kinds"] == {"window": {"sliding_window": 8, "bias": ["qkv"]}}
-    again = parse_dataclass(Architecture, known_fields(Architecture, payload), "model")
-    assert again == model
-    assert hash(again) == hash(model)
+    read_back = parse_dataclass(Architecture, known_fields(Architecture, payload), "model")
+    assert read_back == model
+    assert hash(read_back) == hash(model)
     assert not {"layer_kinds", "layer_pattern", "mixer", "feed_forward"} & to_json(PLAIN).keys()
 
 
@@ -210,8 +210,8 @@ def test_frozen_fields_are_equal_whatever_their_order() -> None:
     assert hash(first) == hash(second)
 
 
-def test_adapters_freeze_kinds_that_have_none() -> None:
-    """Only adapters are trained, of a kind without their matrices nothing is."""
+def test_adapters_freeze_kinds_without_adapters() -> None:
+    """Only adapters are trained, so layers without their target matrices train nothing."""
     model = patterned(
         ("mlp", "block"), {"mlp": {"mixer": "none"}}, lora_rank=4, lora_targets=("q_proj",),
     )  # fmt: skip
@@ -223,7 +223,7 @@ def test_adapters_freeze_kinds_that_have_none() -> None:
     assert trained == {"mlp": [], "block": ["wq.lora_a", "wq.lora_b"]}
 
 
-def test_a_long_pattern_is_shown_as_its_layers_of_each_kind() -> None:
+def test_a_long_pattern_is_printed_as_counts_of_each_kind() -> None:
     assert _pattern_text(("window*2", "block"), 6) == "window*2, block"
     pattern = tuple(f"window*{count}" if count % 2 else "block" for count in range(1, 19))
     text = _pattern_text(pattern, 90)

@@ -1,4 +1,4 @@
-"""The constants of a model's arithmetic: as its config says them, as the library has them by default, and through a plan file."""
+"""The constants of a model's arithmetic: from its config, from the library's defaults, and through a plan file."""
 
 from __future__ import annotations
 
@@ -44,27 +44,31 @@ OUTSIDE_LIBRARY = ("nemotron-nas",)
 
 
 def default_config(kind: str) -> dict[str, Any]:
-    """What the library's class for a family holds when nothing is said."""
+    """Values of the library's config class of a family by default."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import CONFIG_MAPPING
 
-        own = REQUIRED_KEYS.get(kind, {})
-        config = CONFIG_MAPPING[SAME_AS.get(kind, kind)](**own).to_dict()
+        required = REQUIRED_KEYS.get(kind, {})
+        config = CONFIG_MAPPING[SAME_AS.get(kind, kind)](**required).to_dict()
     return {**config, "model_type": kind}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in OUTSIDE_LIBRARY])
-def test_keys_that_are_left_out_stand_for_the_librarys_defaults(kind: str) -> None:
+def test_missing_keys_have_the_librarys_defaults(kind: str) -> None:
     config = default_config(kind)
-    said = parse_config(config).numerics
+    expected = parse_config(config).numerics
     spelt = {config[key] for key in EPSILON_KEYS if config.get(key) is not None}
-    assert {said.norm_epsilon} == (spelt or {1e-5})  # OPT leaves it to torch.nn.LayerNorm
-    silent = {key: value for key, value in config.items() if key not in (*EPSILON_KEYS, "rope_parameters")}
-    found = parse_config(silent).numerics
-    assert (found.norm_epsilon, found.rotary.base) == (said.norm_epsilon, said.rotary.base)
-    assert (found.local_rotary is None) == (said.local_rotary is None)
-    assert found.local_rotary is None or said.local_rotary is None or found.local_rotary.base == said.local_rotary.base
+    assert {expected.norm_epsilon} == (spelt or {1e-5})  # OPT leaves it to torch.nn.LayerNorm
+    reduced = {key: value for key, value in config.items() if key not in (*EPSILON_KEYS, "rope_parameters")}
+    numerics = parse_config(reduced).numerics
+    assert (numerics.norm_epsilon, numerics.rotary.base) == (expected.norm_epsilon, expected.rotary.base)
+    assert (numerics.local_rotary is None) == (expected.local_rotary is None)
+    assert (
+        numerics.local_rotary is None
+        or expected.local_rotary is None
+        or numerics.local_rotary.base == expected.local_rotary.base
+    )
 
 
 def test_a_llama_3_1_keeps_its_angles_through_a_plan_file(tmp_path: Path) -> None:
@@ -77,7 +81,7 @@ def test_a_llama_3_1_keeps_its_angles_through_a_plan_file(tmp_path: Path) -> Non
     assert sw.load_plan(tmp_path / "plan.json").model.numerics == Numerics(norm_epsilon=1e-5, rotary=rotary)
 
 
-def test_a_plan_file_that_says_nothing_of_them_has_the_defaults(tmp_path: Path) -> None:
+def test_a_plan_file_without_numerics_has_the_defaults(tmp_path: Path) -> None:
     plan = sw.plan_layout(
         sw.load_model("tiny-llama-15m"), sw.load_cluster("local:1"),
         sw.Job(global_batch_tokens=64, seq_len=32, precision="fp32"), sw.Layout(),
@@ -99,7 +103,7 @@ def test_a_plan_file_that_says_nothing_of_them_has_the_defaults(tmp_path: Path) 
         ({"clip_qkv": 8.0}, "clip_qkv = 8.0"),
     ],
 )
-def test_what_a_config_sets_and_is_not_modelled_is_named(changes: dict[str, Any], named: str) -> None:
+def test_unmodelled_keys_of_a_config_are_named(changes: dict[str, Any], named: str) -> None:
     assert parse_config({**LLAMA_3_1, **changes}).numerics.unread == (named,)
     assert parse_config(LLAMA_3_1).numerics.unread == ()
 
@@ -114,12 +118,12 @@ def test_what_a_config_sets_and_is_not_modelled_is_named(changes: dict[str, Any]
         ("gptj", {"n_embd": 4096, "n_head": 16, "rotary_dim": None}, 1.0),
     ],
 )
-def test_a_config_may_say_how_many_elements_of_a_head_turn(family: str, changes: dict[str, Any], part: float) -> None:
+def test_a_config_may_set_the_number_of_rotary_elements(family: str, changes: dict[str, Any], part: float) -> None:
     config = default_config(family) | changes
     assert parse_config({**config, "rope_parameters": None}).numerics.rotary.part == part
 
 
-def test_more_elements_than_a_head_has_do_not_turn() -> None:
+def test_rotary_elements_are_at_most_those_of_a_head() -> None:
     with pytest.raises(
         sw.InputError, match="rotary_dim is 256; a number of a head's 128 elements is required, from 1 on"
     ):
@@ -139,21 +143,21 @@ def test_granites_multipliers_are_read() -> None:
         "attention_multiplier": 0.015625,
         "residual_multiplier": 0.22,
     }
-    found = parse_config(config).numerics
-    assert (found.embedding_scale, found.attention_scale) == (12.0, 0.015625)
-    assert found.unread == ("residual_multiplier = 0.22",)
+    numerics = parse_config(config).numerics
+    assert (numerics.embedding_scale, numerics.attention_scale) == (12.0, 0.015625)
+    assert numerics.unread == ("residual_multiplier = 0.22",)
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_the_catalogue_says_the_values_of_released_models(name: str) -> None:
-    """Each in the words of its config.json; papers without one, and models made up here, have the defaults."""
+def test_the_catalogue_has_the_values_of_released_models(name: str) -> None:
+    """By the keys of their config.json; models from papers without a config, and fictitious models, have the defaults."""
     table = _read_catalogue()[name]
     assert ("config" in table) == ("config" in table["source"] or name.startswith(("llama-3-", "mpt-", "tiny-llama")))
     if "config" in table:
         assert load_model(name).numerics == add_numerics(sw.load_model(name), table["config"]).numerics
 
 
-def test_values_of_some_released_models() -> None:
+def test_numerics_of_released_models_equal_their_configs() -> None:
     assert sw.load_model("llama-3-8b").numerics == Numerics(norm_epsilon=1e-5, rotary=Rotary(base=500_000.0))
     gemma = sw.load_model("gemma-2-27b").numerics
     assert (gemma.attention_cap, gemma.logit_cap, gemma.attention_scale) == (50.0, 30.0, 144**-0.5)
@@ -167,16 +171,20 @@ def test_values_of_some_released_models() -> None:
         factor=40.0, original_positions=4096, low=1.0, high=32.0, ramp="index", amplitude=1.0
     )
     assert sw.load_model("gpt-oss-20b").numerics.rotary.rounded is False
-    found = {name: sw.load_model(name).numerics for name in ("glm-4.5", "glm-4.5-air", "gpt-neox-20b")}
-    assert [(one.rotary.part, one.unread) for one in found.values()] == [(0.5, ()), (0.5, ()), (0.25, ())]
+    numerics_by_name = {name: sw.load_model(name).numerics for name in ("glm-4.5", "glm-4.5-air", "gpt-neox-20b")}
+    assert [(numerics.rotary.part, numerics.unread) for numerics in numerics_by_name.values()] == [
+        (0.5, ()),
+        (0.5, ()),
+        (0.25, ()),
+    ]
 
 
-def test_routers_with_groups_of_experts() -> None:
-    """As the models' own config files have them."""
-    found = {
+def test_gating_of_released_models_equals_their_configs() -> None:
+    """Values are those of the models' config files."""
+    numerics_by_name = {
         name: sw.load_model(name).numerics for name in ("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "kimi-k2")
     }
-    assert {name: (one.gating, one.normalised_gates) for name, one in found.items()} == {
+    assert {name: (numerics.gating, numerics.normalised_gates) for name, numerics in numerics_by_name.items()} == {
         "deepseek-v2-lite": (Gating(), False),
         "deepseek-v2": (Gating(scale=16.0, groups=8, chosen_groups=3), False),
         "deepseek-v3": (Gating(scores="sigmoid", scale=2.5, groups=8, chosen_groups=4, votes=2), True),
@@ -186,7 +194,7 @@ def test_routers_with_groups_of_experts() -> None:
 
 
 @pytest.mark.parametrize(("rule", "usual"), [(DEEPSEEK_V2_ROUTER, False), (DEEPSEEK_V3_ROUTER, True)])
-def test_whether_gates_are_normalised_is_the_configs_word_or_else_the_librarys(rule: RouterRule, usual: bool) -> None:
+def test_normalisation_of_gates_is_the_configs_or_else_the_librarys(rule: RouterRule, usual: bool) -> None:
     def normalised(config: dict[str, Any]) -> bool:
         return read_numerics(config, NumericsRule(router=rule), d_model=8, head_dim=4, mlp="swiglu").normalised_gates
 
@@ -210,6 +218,6 @@ def test_whether_gates_are_normalised_is_the_configs_word_or_else_the_librarys(r
         (Gating(groups=4, chosen_groups=2, votes=2), None),
     ],
 )
-def test_groups_that_a_model_does_not_have(gating: Gating, problem: str | None) -> None:
-    found = gating.problem(num_experts=8, num_chosen=3)
-    assert found == problem if problem is None else found is not None and problem in found
+def test_impossible_groups_of_experts_are_refused(gating: Gating, problem: str | None) -> None:
+    message = gating.problem(num_experts=8, num_chosen=3)
+    assert message == problem if problem is None else message is not None and problem in message

@@ -1,4 +1,4 @@
-"""What operations cost: FLOPs of products by hand."""
+"""Costs of operations: FLOPs of products by hand."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_every_weight_belongs_to_a_part(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_the_parts_are_the_whole(name: str) -> None:
+def test_the_parts_add_up_to_the_whole(name: str) -> None:
     model = load_model(name)
     parts = params_by_part(model)
     assert parts.total == parameters_and_flops.num_params(model)
@@ -78,7 +78,7 @@ def test_biases_and_sinks_belong_to_their_projections() -> None:
     assert parts.mlp == 24 * ((d + 1) * 32 + 32 * (2 * (d + 1) * m + (m + 1) * d))
 
 
-def test_adapters_belong_to_the_projections_that_they_are_of() -> None:
+def test_adapters_belong_to_their_projections() -> None:
     model = load_model("llama-3-8b")
     adapted = params_by_part(replace(model, lora_rank=16, lora_targets=("qkv", "mlp")))
     plain = params_by_part(model)
@@ -88,15 +88,15 @@ def test_adapters_belong_to_the_projections_that_they_are_of() -> None:
 
 @pytest.mark.parametrize("name", model_names())
 def test_a_model_trains_with_the_flops_of_its_layers_and_heads(name: str) -> None:
-    """Blocks by part, head and modules of multi-token prediction: what MFU counts, to the last FLOP."""
+    """Blocks by part, head and modules of multi-token prediction add up to the FLOPs of MFU."""
     model, seq_len = load_model(name), seq_len_of(name)
     block = block_training_flops(model, 3, seq_len, causal=True)
-    others = {unit: count for unit, count in unit_counts(model).items() if unit in ("head", "predict")}
+    end_units = {unit: count for unit, count in unit_counts(model).items() if unit in ("head", "predict")}
     ends = sum(
-        count * sum(parameters_and_flops.unit_training_flops(model, unit, seq_len)) for unit, count in others.items()
+        count * sum(parameters_and_flops.unit_training_flops(model, unit, seq_len)) for unit, count in end_units.items()
     )
-    whole = model.num_layers * (block.mlp + block.projections + block.scores) / 3 + ends
-    assert whole == pytest.approx(parameters_and_flops.model_flops_per_token(model, seq_len) * seq_len, rel=1e-12)
+    total = model.num_layers * (block.mlp + block.projections + block.scores) / 3 + ends
+    assert total == pytest.approx(parameters_and_flops.model_flops_per_token(model, seq_len) * seq_len, rel=1e-12)
 
 
 def contracted(program: Program, values: SymbolValues) -> float:
@@ -105,8 +105,8 @@ def contracted(program: Program, values: SymbolValues) -> float:
 
 
 @pytest.mark.parametrize("name", UNLIKE)
-def test_products_are_those_of_the_derived_passes(name: str) -> None:
-    """The program and its transpose, product by product: nothing says there that a backward pass is twice a forward pass."""
+def test_flops_of_products_equal_those_of_the_derived_passes(name: str) -> None:
+    """The program and its transpose, product by product, which do not assume that a backward pass is twice a forward pass."""
     model, seq_len = load_model(name), seq_len_of(name)
     values = SymbolValues({**model.dims, "B": 1, "T": seq_len, "span": 1.0})
     layers = {unit: count for unit, count in unit_counts(model).items() if unit in ("block", "dense_block")}
@@ -115,16 +115,16 @@ def test_products_are_those_of_the_derived_passes(name: str) -> None:
         program = build_unit_program(model, unit)
         transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program
         derived += count * (contracted(program, values) + contracted(transposed, values))
-    found = block_training_flops(model, 1, seq_len)
-    assert model.num_layers * (found.mlp + found.projections) == pytest.approx(derived, rel=1e-12)
+    block = block_training_flops(model, 1, seq_len)
+    assert model.num_layers * (block.mlp + block.projections) == pytest.approx(derived, rel=1e-12)
 
 
 def test_deepseek_v3_by_hand() -> None:
     """8 of 256 experts with the shared one, heads of 192 and 128, latents: 6 FLOPs a weight that a token meets."""
     d, heads, tokens = 7168, 128, 4096
-    met = (58 * (9 * 3 * d * 2048 + 256 * d) + 3 * 3 * d * 18432) / 61
+    active_weights = (58 * (9 * 3 * d * 2048 + 256 * d) + 3 * 3 * d * 18432) / 61
     attention = d * 1536 + 1536 * heads * 192 + d * (512 + 64) + 512 * heads * 256 + heads * 128 * d
-    found = block_training_flops(load_model("deepseek-v3"), 1, tokens, causal=True)
-    assert found.mlp == pytest.approx(6 * tokens * met, rel=1e-12)
-    assert found.projections == pytest.approx(6 * tokens * attention, rel=1e-12)
-    assert found.scores == pytest.approx(6 * tokens**2 * heads * (192 + 128) / 2, rel=1e-12)
+    block = block_training_flops(load_model("deepseek-v3"), 1, tokens, causal=True)
+    assert block.mlp == pytest.approx(6 * tokens * active_weights, rel=1e-12)
+    assert block.projections == pytest.approx(6 * tokens * attention, rel=1e-12)
+    assert block.scores == pytest.approx(6 * tokens**2 * heads * (192 + 128) / 2, rel=1e-12)

@@ -34,7 +34,7 @@ def block(group: int | None, width: float | None, **attention: Any) -> dict[str,
     }
 
 
-def test_step_has_heads_of_its_own_on_layers_with_a_window() -> None:
+def test_step_has_different_heads_on_layers_with_a_window() -> None:
     text = {
         "attention_other_setting": {"num_attention_heads": 96}, "num_nextn_predict_layers": 3, "sliding_window": 512,
         "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 12,
@@ -46,7 +46,7 @@ def test_step_has_heads_of_its_own_on_layers_with_a_window() -> None:
     assert model.layer_architecture(4).sliding_window is None
 
 
-def test_sizes_that_a_familys_code_does_not_read_are_said() -> None:
+def test_sizes_that_a_familys_code_ignores_are_reported() -> None:
     model = parse_config({"model_type": "step3p7", "vocab_size": 128_896, "layer_types": ["sliding_attention"] * 45})
     assert num_params(model) == 195_843_833_088
     assert model.vocab_size == 128_815
@@ -54,7 +54,7 @@ def test_sizes_that_a_familys_code_does_not_read_are_said() -> None:
     assert any(text.startswith("layer_types") for text in model.numerics.unread)
 
 
-def test_blocks_of_a_search_have_sizes_of_their_own() -> None:
+def test_blocks_from_an_architecture_search_have_individual_sizes() -> None:
     """Widths are two thirds of a multiple of 512, rounded up to a multiple of 256; every half has a norm."""
     model = parse_config({**NAS, "block_configs": [block(4, 2.0), block(None, 0.5), block(8, None)]})
     attention = {heads: 2 * WIDTH * HEADS * HEAD_DIM + 2 * WIDTH * heads * HEAD_DIM for heads in (1, 2)}
@@ -87,14 +87,14 @@ def test_blocks_of_a_search_have_sizes_of_their_own() -> None:
         ({**MINIMAX, "sparse_attention_config": {"sparse_local_block": 2}}, "one local block is known here"),
     ],
 )  # fmt: skip
-def test_what_is_not_known_is_refused(config: dict[str, Any], message: str) -> None:
+def test_unknown_features_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_config(config)
     assert message in str(error.value)
 
 
-def test_gemma4_counts_keys_once_where_they_are_values() -> None:
-    """Of the six layers the last one is without a window: there alone keys are values, with heads of their own number."""
+def test_gemma4_counts_keys_once_where_they_are_also_values() -> None:
+    """Only the last of the six layers has no window: there keys are also values, with another number of heads."""
     wide = {**GEMMA, "global_head_dim": 32}
     apart = parse_config(wide)
     shared = parse_config({**wide, "attention_k_eq_v": True, "num_global_key_value_heads": 1})
@@ -117,8 +117,8 @@ def test_minimax_reads_its_indexer_from_the_table_of_sparse_attention() -> None:
     )
 
 
-def test_blocks_limit_the_keys_that_a_query_sees() -> None:
-    """Of 4 blocks of 16 keys a query sees its own up to itself: summed query by query."""
+def test_blocks_limit_the_attended_keys() -> None:
+    """A query attends to 4 blocks of 16 keys, of which its own only up to itself: summed query by query."""
     table = {
         "sparse_attention_freq": [1, 1],
         "sparse_num_index_heads": 2,
@@ -126,8 +126,8 @@ def test_blocks_limit_the_keys_that_a_query_sees() -> None:
         "sparse_topk_blocks": 4,
     }
     model = parse_config({**MINIMAX, "sparse_attention_config": table})
-    seen = sum(min(query + 1, 3 * 16 + query % 16 + 1) for query in range(4096))
-    assert model.mean_attended_share(4096) == pytest.approx(seen / 4096**2, rel=0.01)
+    num_pairs = sum(min(query + 1, 3 * 16 + query % 16 + 1) for query in range(4096))
+    assert model.mean_attended_share(4096) == pytest.approx(num_pairs / 4096**2, rel=0.01)
 
 
 GEMMA3N: dict[str, Any] = {
@@ -155,8 +155,8 @@ def test_gemma3n_refuses_what_it_cannot_build(fields: dict[str, Any], message: s
         parse_config({**GEMMA3N, **fields})
 
 
-def test_gemma3n_takes_what_its_config_leaves_out_from_its_code() -> None:
-    """A key that its code does not read decides nothing."""
+def test_gemma3n_has_its_codes_defaults_for_missing_keys() -> None:
+    """Keys that the code does not read have no effect."""
     model = parse_config({**GEMMA3N, "num_hidden_layers": 12, "kinds_of_gates": ["all_gates"] * 12})
     assert model.numerics.logit_cap == 30.0
     assert [model.layer_architecture(layer).sparse_activation for layer in range(12)] == [True] * 10 + [False] * 2

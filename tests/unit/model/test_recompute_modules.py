@@ -1,4 +1,4 @@
-"""What Megatron-Core's modules of a block discard, against the bytes that its layers save.
+"""Tensors discarded by Megatron-Core's recompute modules, against the bytes that its layers save.
 
 Independent truth: Transformer Engine's LayerNormLinear saves its input and the normalised input, flash attention its queries,
 keys, values, output and log-sum-exp, SwiGLU its two inputs, and the second matrix of the MLP the activation (Transformer Engine
@@ -27,50 +27,51 @@ from shardwise.values.symbolic import SymbolValues, multiply_symbols
 def saved_bytes(model: Architecture, policy: str, unit: str = "block") -> float:
     """Bytes per token of a layer in bf16, statistics in fp32."""
     block = unit_program(model.structure, unit)
-    given = transpose_program(block, outputs=block.outputs, inputs=block.trainable_inputs)
+    transposed = transpose_program(block, outputs=block.outputs, inputs=block.trainable_inputs)
     values = SymbolValues({**model.dims, "T": 1, "B": 1})
-    tensors = [block.tensors[name] for name in split_saved(block, given.program.inputs, policy).saved]
-    own = [one for one in tensors if one.role is not Role.CONSTANT]
-    each = (
-        (multiply_symbols(one.dims) * density(one.role)).evaluate(values) * (4 if one.role is Role.STATISTIC else 2)
-        for one in own
+    tensors = [block.tensors[name] for name in split_saved(block, transposed.program.inputs, policy).saved]
+    saved = [tensor for tensor in tensors if tensor.role is not Role.CONSTANT]
+    tensor_bytes = (
+        (multiply_symbols(tensor.dims) * density(tensor.role)).evaluate(values)
+        * (4 if tensor.role is Role.STATISTIC else 2)
+        for tensor in saved
     )
-    return float(sum(each))
+    return float(sum(tensor_bytes))
 
 
-def test_a_dense_layer_of_llama_3_70b() -> None:
+def test_bytes_of_a_dense_layer_of_llama_3_70b() -> None:
     model = load_model("llama-3-70b")
     d, f, heads, kv = 8192, 28672, 64 * 128, 8 * 128
     norms, attention, mlp = 2 * 2 * 2 * d, 2 * (heads + 2 * kv + heads), 2 * 3 * f
     statistics = 2 * 4 + 64 * 4  # of two norms, and the log-sum-exp of each head
-    whole = norms + attention + mlp + statistics
-    assert saved_bytes(model, "none") == whole
-    assert saved_bytes(model, "mlp") == whole - mlp - 2 * d - 4  # the norm is a part of the first matrix's layer
-    assert saved_bytes(model, "core_attn") == whole - 64 * 4
+    total = norms + attention + mlp + statistics
+    assert saved_bytes(model, "none") == total
+    assert saved_bytes(model, "mlp") == total - mlp - 2 * d - 4  # the norm is a part of the first matrix's layer
+    assert saved_bytes(model, "core_attn") == total - 64 * 4
     for nothing in ("layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts"):
-        assert saved_bytes(model, nothing) == whole
+        assert saved_bytes(model, nothing) == total
         assert not MODULES[nothing].applies_to(model)
 
 
-def test_a_layer_of_mixtral() -> None:
+def test_bytes_of_a_layer_of_mixtral() -> None:
     model = load_model("mixtral-8x7b")
-    whole, d, f, k = saved_bytes(model, "none"), 4096, 14336, 2
-    assert whole - saved_bytes(model, "moe_act") == 2 * k * f
-    assert whole - saved_bytes(model, "layernorm") == 2 * d + 4  # in front of experts a norm stands alone
-    assert whole - saved_bytes(model, "layernorm+moe_act") == 2 * k * f + 2 * d + 4
+    total, d, f, k = saved_bytes(model, "none"), 4096, 14336, 2
+    assert total - saved_bytes(model, "moe_act") == 2 * k * f
+    assert total - saved_bytes(model, "layernorm") == 2 * d + 4  # in front of experts a norm stands alone
+    assert total - saved_bytes(model, "layernorm+moe_act") == 2 * k * f + 2 * d + 4
     gates = 2 * 8
-    assert whole - saved_bytes(model, "moe") == 2 * k * (3 * f + 2 * d) + gates
-    assert saved_bytes(model, "mlp") == whole
+    assert total - saved_bytes(model, "moe") == 2 * k * (3 * f + 2 * d) + gates
+    assert saved_bytes(model, "mlp") == total
 
 
-def test_a_layer_of_deepseek_v3() -> None:
+def test_bytes_of_a_layer_of_deepseek_v3() -> None:
     model = load_model("deepseek-v3")
-    whole, heads, d = saved_bytes(model, "none"), 128, 7168
-    made, latents = heads * (192 + 192 + 128), 1536 + 512
-    kept = 64  # the rotary part of the keys, one for all heads, is an input of what is run again
-    assert whole - saved_bytes(model, "mla_up_proj") == 2 * (made + latents - kept) + 2 * 4
-    assert whole - saved_bytes(model, "layernorm") == 2 * (2 * d + 4)
-    assert whole - saved_bytes(model, "shared_experts") == 2 * 3 * 2048
+    total, heads, d = saved_bytes(model, "none"), 128, 7168
+    projected, latents = heads * (192 + 192 + 128), 1536 + 512
+    rotary = 64  # the rotary part of the keys, one for all heads, is an input of what is run again
+    assert total - saved_bytes(model, "mla_up_proj") == 2 * (projected + latents - rotary) + 2 * 4
+    assert total - saved_bytes(model, "layernorm") == 2 * (2 * d + 4)
+    assert total - saved_bytes(model, "shared_experts") == 2 * 3 * 2048
     dense = saved_bytes(model, "none", "dense_block")
     assert dense - saved_bytes(model, "mlp", "dense_block") == 2 * (3 * 18432 + d) + 4
     assert dense - saved_bytes(model, "layernorm", "dense_block") == 2 * d + 4  # in front of the MLP it is a part of it
@@ -86,7 +87,7 @@ def test_a_policy_names_its_modules_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b"])
-def test_what_is_searched_saves_ever_less(name: str) -> None:
+def test_searched_policies_save_ever_fewer_bytes(name: str) -> None:
     model = load_model(name)
-    found = [saved_bytes(model, policy) for policy in policies_to_search(("none", *MODULES, "full"), model)]
-    assert found == sorted(found, reverse=True)
+    bytes_by_policy = [saved_bytes(model, policy) for policy in policies_to_search(("none", *MODULES, "full"), model)]
+    assert bytes_by_policy == sorted(bytes_by_policy, reverse=True)

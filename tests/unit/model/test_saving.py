@@ -1,4 +1,4 @@
-"""Sets of tensors to keep: none is beaten by any subset of what may be kept, and texts of sets are read back."""
+"""Sets of saved tensors: no subset of the saveable tensors is better, and texts of sets are read back."""
 
 from __future__ import annotations
 
@@ -30,86 +30,86 @@ SMALL = Architecture(
 
 
 def random_program(seed: int) -> Program:
-    """Nine operations, each of up to three tensors that are there by then."""
+    """Nine operations, each of up to three tensors computed before."""
     chance, builder = Random(seed), ProgramBuilder()
-    there = [builder.input("x", ("D",), Role.ACTIVATION)]
+    tensors = [builder.input("x", ("D",), Role.ACTIVATION)]
     for number in range(9):
-        reads = tuple(chance.sample(there, min(len(there), chance.randint(1, 3))))
-        there.append(builder.add(Map(reads, (builder.tensor(f"t{number}", ("D",), Role.ACTIVATION),), "add")))
-    return builder.build([there[-1]])
+        reads = tuple(chance.sample(tensors, min(len(tensors), chance.randint(1, 3))))
+        tensors.append(builder.add(Map(reads, (builder.tensor(f"t{number}", ("D",), Role.ACTIVATION),), "add")))
+    return builder.build([tensors[-1]])
 
 
-def by_trying(
+def pareto_by_enumeration(
     program: Program, reads: list[str], sizes: dict[str, float], seconds: dict[str, float], may: list[str]
 ) -> set[tuple[float, float]]:
-    """Bytes and seconds of every subset that no other beats, by deriving each."""
-    found = []
+    """Bytes and seconds of every subset that no other beats, by deriving each subset."""
+    choices = []
     for number in range(len(may) + 1):
-        for kept in combinations(may, number):
-            split = split_saved(program, reads, format_tensor_set({"": kept}) if kept else "full")
+        for subset in combinations(may, number):
+            split = split_saved(program, reads, format_tensor_set({"": subset}) if subset else "full")
             saved = sum(sizes[name] for name in split.saved if name in sizes)
-            found.append((saved, sum(seconds[operation.outputs[0]] for operation in split.operations)))
+            choices.append((saved, sum(seconds[operation.outputs[0]] for operation in split.operations)))
     best = {}
-    for saved, again in found:
-        best[saved] = min(again, best.get(saved, again))
+    for saved, recompute_s in choices:
+        best[saved] = min(recompute_s, best.get(saved, recompute_s))
     return {(a, b) for a, b in best.items() if not any(c < a and d <= b for c, d in best.items())}
 
 
-def numbers(found: tuple[SaveChoice, ...]) -> set[tuple[float, float]]:
-    return {(one.num_bytes, one.seconds) for one in found}
+def sizes_and_seconds(choices: tuple[SaveChoice, ...]) -> set[tuple[float, float]]:
+    return {(choice.num_bytes, choice.seconds) for choice in choices}
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_of_a_random_program_no_subset_is_better(seed: int) -> None:
+def test_no_subset_of_a_random_programs_tensors_is_better(seed: int) -> None:
     program, chance = random_program(seed), Random(seed)
-    made = [operation.outputs[0] for operation in program.operations]
-    sizes = {name: float(chance.randint(1, 6)) for name in made}
-    seconds = {name: float(chance.randint(1, 6)) for name in made}
-    reads = chance.sample(made, 5)
-    assert numbers(pareto_save_choices(program, reads, sizes, seconds, made)) == by_trying(
-        program, reads, sizes, seconds, made
+    results = [operation.outputs[0] for operation in program.operations]
+    sizes = {name: float(chance.randint(1, 6)) for name in results}
+    seconds = {name: float(chance.randint(1, 6)) for name in results}
+    reads = chance.sample(results, 5)
+    assert sizes_and_seconds(pareto_save_choices(program, reads, sizes, seconds, results)) == pareto_by_enumeration(
+        program, reads, sizes, seconds, results
     )
 
 
-def test_of_a_block_no_subset_is_better() -> None:
+def test_no_subset_of_a_blocks_tensors_is_better() -> None:
     program = unit_program(SMALL.structure, "block")
     reads = [*transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program.inputs]
     may, chance = saveable_results(program, reads), Random(0)
-    made = {out for operation in program.operations for out in operation.outputs}
-    sizes = {name: float(chance.randint(1, 9)) for name in made}
+    results = {out for operation in program.operations for out in operation.outputs}
+    sizes = {name: float(chance.randint(1, 9)) for name in results}
     seconds = {operation.outputs[0]: float(chance.randint(1, 9)) for operation in program.operations}
-    found = pareto_save_choices(program, reads, sizes, seconds, may)
-    assert len(found) > 5
+    choices = pareto_save_choices(program, reads, sizes, seconds, may)
+    assert len(choices) > 5
     firsts = [operation.outputs[0] for operation in program.operations if operation.outputs[0] in may]
-    assert numbers(found) == by_trying(program, reads, sizes, seconds, firsts)
+    assert sizes_and_seconds(choices) == pareto_by_enumeration(program, reads, sizes, seconds, firsts)
 
 
-def test_what_is_found_is_what_is_derived() -> None:
+def test_a_choice_saves_what_its_policy_saves() -> None:
     """The kept tensors of a choice are those that its policy saves, and no more."""
     program = unit_program(SMALL.structure, "block")
     reads = [*transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program.inputs]
     seconds = {operation.outputs[0]: 1.0 for operation in program.operations}
-    for one in pareto_save_choices(
+    for choice in pareto_save_choices(
         program, reads, dict.fromkeys(seconds, 2.0), seconds, saveable_results(program, reads)
     ):
-        split = split_saved(program, reads, format_tensor_set({"": one.saved}) if one.saved else "full")
-        assert {*split.saved} - {"x"} == {*one.saved}
-        assert len(split.operations) == one.seconds
+        split = split_saved(program, reads, format_tensor_set({"": choice.saved}) if choice.saved else "full")
+        assert {*split.saved} - {"x"} == {*choice.saved}
+        assert len(split.operations) == choice.seconds
 
 
-def test_pairs_of_two_programs_are_not_beaten() -> None:
+def test_no_pair_of_choices_beats_the_combined_ones() -> None:
     chance = Random(1)
     first, second = ([SaveChoice((), float(9 - n), n * chance.random()) for n in range(9)] for _ in range(2))
-    found = combine_choices((first, second), (3.0, 2.0))
+    combined = combine_choices((first, second), (3.0, 2.0))
     every = [(3 * a.num_bytes + 2 * b.num_bytes, 3 * a.seconds + 2 * b.seconds) for a in first for b in second]
-    for a, b in found:
-        size, again = 3 * a.num_bytes + 2 * b.num_bytes, 3 * a.seconds + 2 * b.seconds
-        assert not any(one < size and other <= again for one, other in every)
+    for a, b in combined:
+        size, total_s = 3 * a.num_bytes + 2 * b.num_bytes, 3 * a.seconds + 2 * b.seconds
+        assert not any(other_size < size and other_s <= total_s for other_size, other_s in every)
 
 
 def test_texts_of_sets_are_read_back() -> None:
-    for kept in ({"": ("q", "k")}, {"block": ("q",), "dense_block": ()}):
-        assert parse_tensor_set(format_tensor_set(kept)) == kept
+    for tensors_by_layer in ({"": ("q", "k")}, {"block": ("q",), "dense_block": ()}):
+        assert parse_tensor_set(format_tensor_set(tensors_by_layer)) == tensors_by_layer
     assert Layout.parse(str(Layout.parse("recompute=keep:q,k"))).recompute == "keep:q,k"
     assert [policy_for_layer("keep:q/block:k", kind) for kind in ("block", "dense_block")] == ["keep:k", "keep:q"]
     assert policy_for_layer("selective", "block") == "selective"
@@ -125,6 +125,6 @@ def test_texts_of_sets_are_read_back() -> None:
         ("keeping", "one of none, selective, full, .* keep:TENSOR"),
     ],
 )
-def test_what_is_no_policy_is_refused(text: str, problem: str) -> None:
+def test_an_invalid_policy_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         Layout(recompute=text)

@@ -50,7 +50,7 @@ def v5e(shape: str) -> Torus:
         ("all_to_all", 64.0 * MIB, (16,), True, 8, 745.65 / 4, "bandwidth"),
     ],
 )
-def test_the_books_numbers(
+def test_times_equal_the_books(
     operation: CollectiveName,
     num_bytes: float,
     axes: tuple[int, ...],
@@ -64,13 +64,13 @@ def test_the_books_numbers(
     assert report.time_s * 1e6 == pytest.approx(time_us, rel=1e-4)
 
 
-def test_a_hop_of_the_ring_of_16() -> None:
+def test_a_hop_of_a_ring_of_16_equals_s2() -> None:
     """S2: T_hop = 2V / (X W), 93.2 microseconds."""
     assert axes_report("all_gather", 64.0 * MIB, torus_of_axes((16,), 9e10)).hop_s == pytest.approx(93.2e-6, rel=1e-3)
     assert hop_crossover_bytes(4.5e10, 1e-6) == pytest.approx(45e3)
 
 
-def test_one_way_has_the_exact_factor_and_the_books_limit() -> None:
+def test_unidirectional_rings_have_the_exact_factor_and_the_books_limit() -> None:
     report = axes_report("all_gather", 64.0 * MIB, torus_of_axes((16,), 9e10), one_way=True)
     assert report.time_s == pytest.approx(1398.1e-6, rel=1e-4)
     assert report.hops == 15
@@ -81,7 +81,7 @@ def test_one_way_has_the_exact_factor_and_the_books_limit() -> None:
     ("operation", "milliseconds"),
     [("all_gather", 5.556), ("reduce_scatter", 5.556), ("all_reduce", 11.11), ("all_to_all", 1.389)],
 )
-def test_table_2_of_the_roofline_notes(operation: CollectiveName, milliseconds: float) -> None:
+def test_times_equal_table_2_of_the_roofline_notes(operation: CollectiveName, milliseconds: float) -> None:
     """S3, table 2, and that a large even ring takes just that."""
     assert idealised_s(operation, 1e9, 1.8e11) * 1e3 == pytest.approx(milliseconds, rel=1e-3)
     assert axes_report(operation, 1e9, torus_of_axes((64,), 1.8e11)).time_s * 1e3 == pytest.approx(
@@ -104,14 +104,14 @@ def test_scalars_over_a_link() -> None:
     assert link_bytes("all_to_all", 1.0, large) / link_bytes("all_gather", 1.0, large) == pytest.approx(0.25)
 
 
-def test_chunks_of_an_all_to_all() -> None:
+def test_chunks_of_an_all_to_all_equal_s3() -> None:
     chunks = all_to_all_chunks(8)
     assert (chunks.right, chunks.left, chunks.total) == (10, 6, 16)
     assert chunks.bytes_sent(1.0, 8) == 0.25
 
 
 @pytest.mark.parametrize("axes", [(8,), (4, 8), (4, 4, 16), (8, 8, 8)])
-def test_all_to_all_in_several_dimensions(axes: tuple[int, ...]) -> None:
+def test_all_to_all_over_several_axes_equals_s2(axes: tuple[int, ...]) -> None:
     """S2: V max(A, B, C) / (4 N W), and twice that on lines."""
     expected = 1e9 * max(axes) / (4 * math.prod(axes) * 9e10)
     assert axes_report("all_to_all", 1e9, torus_of_axes(axes, 9e10)).bandwidth_s == pytest.approx(expected)
@@ -120,7 +120,7 @@ def test_all_to_all_in_several_dimensions(axes: tuple[int, ...]) -> None:
     )
 
 
-def test_corner_to_corner() -> None:
+def test_sending_from_corner_to_corner_equals_s0() -> None:
     """S0, question 5: six hops, two ports, 186.4 microseconds (the source rounds the bytes to 1.7e7: 188)."""
     cost = point_to_point(2.0 * 8 * 128 * 8192, v5e("4x4"), (0, 0), (3, 3))
     assert cost.hops == 6
@@ -134,7 +134,7 @@ def test_corner_to_corner() -> None:
 
 @pytest.mark.parametrize("axes", [(4, 4), (4, 8), (2, 2, 2), (3, 5)])
 @pytest.mark.parametrize("wraps", [True, False])
-def test_no_gather_beats_what_a_device_can_take_in(axes: tuple[int, ...], wraps: bool) -> None:
+def test_no_gather_exceeds_the_ingress_of_a_device(axes: tuple[int, ...], wraps: bool) -> None:
     """(N-1)/N of the array over one link of an axis that is a line or of two devices, two of a ring."""
     links = sum(2 if wraps and size > 2 else 1 for size in axes)
     report = axes_report("all_gather", 1e9, torus_of_axes(axes, 9e10, wraps=wraps))
@@ -144,13 +144,16 @@ def test_no_gather_beats_what_a_device_can_take_in(axes: tuple[int, ...], wraps:
 def test_a_part_of_a_wrapped_axis_is_a_line() -> None:
     report = collective_report("all_gather", 1e9, v5e("16x16"), [Cut(4, 1), Cut(1, 1)])
     assert (report.algorithm, report.wraps, report.hops) == ("line", (False, False), 3)
-    assert {one.name: one.hops for one in report.alternatives} == {"ring": 2, "ring, one way": 3}
+    assert {alternative.name: alternative.hops for alternative in report.alternatives} == {
+        "ring": 2,
+        "ring, one way": 3,
+    }
 
 
 def test_a_ring_and_a_line_at_once() -> None:
     report = collective_report("all_gather", 1e9, v5e("8x16"), [Cut(8, 1), Cut(16, 1)])
     assert (report.algorithm, report.hops) == ("ring and line", 7 + 8)
-    times = {one.name: one.time_s for one in report.alternatives}
+    times = {alternative.name: alternative.time_s for alternative in report.alternatives}
     assert times["ring"] < report.time_s < times["line"]
 
 
@@ -160,7 +163,7 @@ def test_a_ring_and_a_line_at_once() -> None:
 @pytest.mark.parametrize(
     ("cluster", "cuts"), [("tpu-v5e:16x16", [Cut(16, 1), Cut(4, 2)]), ("h100:512", [Cut(8, 1), Cut(64, 1)])]
 )
-def test_the_report_agrees_with_the_price_of_a_plan(operation: CollectiveKind, cluster: str, cuts: list[Cut]) -> None:
+def test_the_report_equals_the_price_of_a_plan(operation: CollectiveKind, cluster: str, cuts: list[Cut]) -> None:
     """A plan is priced by `collective_s`: hierarchical rings behind switches."""
     topology = load_cluster(cluster).topology
     report = collective_report(OPERATION[operation], 1e9, topology, cuts)
@@ -175,9 +178,9 @@ def test_the_report_agrees_with_the_price_of_a_plan(operation: CollectiveKind, c
 def test_the_crossover_is_where_latency_equals_streaming(cluster: str, operation: CollectiveName) -> None:
     topology, cuts = load_cluster(cluster).topology, [Cut(8, 1), Cut(1, 1)]
     report = collective_report(operation, 1e9, topology, cuts)
-    at = collective_report(operation, report.crossover_bytes, topology, cuts)
-    if at.algorithm == report.algorithm:
-        assert at.latency_s == pytest.approx(at.bandwidth_s)
+    crossover = collective_report(operation, report.crossover_bytes, topology, cuts)
+    if crossover.algorithm == report.algorithm:
+        assert crossover.latency_s == pytest.approx(crossover.bandwidth_s)
         assert collective_report(operation, report.crossover_bytes * 0.99, topology, cuts).bound == "latency"
     assert report.bound == "bandwidth"
 
@@ -189,31 +192,34 @@ SWITCHED = Switched(tiers=(NODE, NETWORK))
 
 def by_name(report: CollectiveReport) -> dict[str, tuple[float, float, int]]:
     """Latency in microseconds, streaming time and hops of the algorithms."""
-    found = {one.name: (one.latency_s * 1e6, one.bandwidth_s, one.hops) for one in report.alternatives}
-    return found | {report.algorithm: (report.latency_s * 1e6, report.bandwidth_s, report.hops)}
+    rows = {
+        alternative.name: (alternative.latency_s * 1e6, alternative.bandwidth_s, alternative.hops)
+        for alternative in report.alternatives
+    }
+    return rows | {report.algorithm: (report.latency_s * 1e6, report.bandwidth_s, report.hops)}
 
 
-def test_all_reduce_behind_two_tiers() -> None:
+def test_all_reduce_algorithms_behind_two_tiers_by_hand() -> None:
     """1 GB over 8 x 16: egress of 400 GB/s within and of 8 x 50 GB/s out of a node."""
-    found = by_name(collective_report("all_reduce", 1e9, SWITCHED, [Cut(8, 1), Cut(16, 1)]))
-    assert found["ring"] == pytest.approx((2 * (4 + 112 + 15 * 3), 2 * 127 / 128 / 400, 254))
-    assert found["hierarchical"] == pytest.approx((2 * (4 + 7 + 45), 2 * 15 / 16 / 400, 44))
-    assert found["tree"] == pytest.approx((4 + 2 * (3 + 4 * 3), 2 / 400, 14))
-    assert found["in-switch"] == pytest.approx((4 + 2 * (1 + 45), 2 * 15 / 16 / 400, 32))
+    algorithms = by_name(collective_report("all_reduce", 1e9, SWITCHED, [Cut(8, 1), Cut(16, 1)]))
+    assert algorithms["ring"] == pytest.approx((2 * (4 + 112 + 15 * 3), 2 * 127 / 128 / 400, 254))
+    assert algorithms["hierarchical"] == pytest.approx((2 * (4 + 7 + 45), 2 * 15 / 16 / 400, 44))
+    assert algorithms["tree"] == pytest.approx((4 + 2 * (3 + 4 * 3), 2 / 400, 14))
+    assert algorithms["in-switch"] == pytest.approx((4 + 2 * (1 + 45), 2 * 15 / 16 / 400, 32))
 
 
-def test_all_reduce_in_one_node() -> None:
+def test_all_reduce_algorithms_within_a_node_by_hand() -> None:
     """The switch saves 2(n-1)/n against (n+1)/n; a tree sends 2V."""
     report = collective_report("all_reduce", 1e9, SWITCHED, [Cut(8, 1), Cut(1, 1)])
-    found = by_name(report)
+    algorithms = by_name(report)
     assert report.algorithm == "ring"
-    assert found.keys() == {"ring", "tree", "in-switch"}
-    assert found["ring"] == pytest.approx((2 * (4 + 7), 2 * 7 / 8 / 400, 14))
-    assert found["in-switch"] == pytest.approx((4 + 2, 9 / 8 / 400, 2))
-    assert {one.name for one in report.alternatives if one.condition} == {"in-switch"}
+    assert algorithms.keys() == {"ring", "tree", "in-switch"}
+    assert algorithms["ring"] == pytest.approx((2 * (4 + 7), 2 * 7 / 8 / 400, 14))
+    assert algorithms["in-switch"] == pytest.approx((4 + 2, 9 / 8 / 400, 2))
+    assert {alternative.name for alternative in report.alternatives if alternative.condition} == {"in-switch"}
 
 
-def test_small_messages_prefer_trees() -> None:
+def test_small_messages_take_trees() -> None:
     """log N hops against N: below the crossover of the two the tree is chosen."""
     cuts = [Cut(8, 1), Cut(16, 1)]
     assert collective_report("all_reduce", 1e3, SWITCHED, cuts).algorithm == "tree"
@@ -223,16 +229,16 @@ def test_small_messages_prefer_trees() -> None:
 
 def test_all_to_all_behind_switches_sends_each_share_once() -> None:
     """V/N on a device: 7/8 of it leaves it in a node; over two tiers 15/16 of it leave the node."""
-    one = collective_report("all_to_all", 1e9, SWITCHED, [Cut(8, 1), Cut(1, 1)])
-    assert one.algorithm == "direct"
-    assert one.bandwidth_s == pytest.approx(1 / 8 * 7 / 8 / 400)
-    two = collective_report("all_to_all", 1e9, SWITCHED, [Cut(8, 1), Cut(16, 1)])
-    assert two.bandwidth_s == pytest.approx(1 / 128 * 15 / 16 / 50)
-    assert two.bytes_received_per_device == pytest.approx(1e9 / 128 * 127 / 128)
+    within_node = collective_report("all_to_all", 1e9, SWITCHED, [Cut(8, 1), Cut(1, 1)])
+    assert within_node.algorithm == "direct"
+    assert within_node.bandwidth_s == pytest.approx(1 / 8 * 7 / 8 / 400)
+    across_nodes = collective_report("all_to_all", 1e9, SWITCHED, [Cut(8, 1), Cut(16, 1)])
+    assert across_nodes.bandwidth_s == pytest.approx(1 / 128 * 15 / 16 / 50)
+    assert across_nodes.bytes_received_per_device == pytest.approx(1e9 / 128 * 127 / 128)
 
 
 def test_h100_reaches_the_measured_bus_bandwidth() -> None:
-    """512 MiB AllGather on 8 H100: 335 GB/s of busbw is what the catalogue's fraction was measured at."""
+    """512 MiB AllGather on 8 H100: the catalogue's fraction was measured at 335 GB/s of busbw."""
     report = collective_report("all_gather", 512.0 * MIB, load_cluster("h100:8").topology, [Cut(8, 1), Cut(1, 1)])
     assert report.busbw == pytest.approx(335e9, rel=0.01)
 
@@ -243,14 +249,14 @@ def test_h100_reaches_the_measured_bus_bandwidth() -> None:
         ("all_reduce", 2 * 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("all_to_all", 7 / 8), ("broadcast", 1.0),
     ],
 )  # fmt: skip
-def test_nccls_factors(operation: CollectiveName, factor: float) -> None:
+def test_bus_bandwidth_has_nccls_factors(operation: CollectiveName, factor: float) -> None:
     assert busbw_factor(operation, 8) == factor
     size = 1e9 / 8 if operation == "all_to_all" else 1e9
     assert algbw(operation, 1e9, 8, 0.5) == size / 0.5
     assert busbw(operation, 1e9, 8, 0.5) == size / 0.5 * factor
 
 
-def test_broadcast_and_send_on_a_torus() -> None:
+def test_broadcast_and_send_on_a_torus_by_hand() -> None:
     torus, cuts = v5e("16x16"), [Cut(16, 1), Cut(1, 1)]
     assert collective_report("broadcast", 1e9, torus, cuts).time_s == pytest.approx(1 / 90)
     assert collective_report("broadcast", 1e9, torus, cuts, one_way=True).time_s == pytest.approx(1 / 45)
@@ -259,7 +265,7 @@ def test_broadcast_and_send_on_a_torus() -> None:
     assert (sent.hops, sent.alternatives) == (1, ())
 
 
-def test_wrong_input_is_said_all_at_once() -> None:
+def test_all_problems_of_the_input_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         collective_report("gather", 0.0, SWITCHED, [Cut(1, 1), Cut(1, 1)])  # type: ignore[arg-type]
     assert len(caught.value.problems) == 3

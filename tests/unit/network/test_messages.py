@@ -1,4 +1,4 @@
-"""The simulator: complete collectives, bytes on links, steps; every closed form of `cost/` against them."""
+"""The simulator: complete collectives, bytes on links, steps; every closed form of collectives against them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_every_collective_completes_on_every_grid(kind: CollectiveKind, one_way:
 @pytest.mark.parametrize("kind", [AG, RS, AR])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("wraps", "one_way"), [(True, False), (True, True), (False, False)])
-def test_one_axis_takes_what_the_closed_form_says(kind: CollectiveKind, size: int, wraps: bool, one_way: bool) -> None:
+def test_times_on_a_single_axis_equal_the_closed_form(
+    kind: CollectiveKind, size: int, wraps: bool, one_way: bool
+) -> None:
     """Steps, and the time where latency, bandwidth, or neither plainly dominates."""
     done = simulate_collective(kind, 6.4e6, ring_grid((size,), wraps, one_way=one_way))
     torus = torus_of_axes((size,), 9e10, wraps=wraps, hop_latency_s=1e-6)
@@ -63,7 +65,7 @@ def test_one_axis_takes_what_the_closed_form_says(kind: CollectiveKind, size: in
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("wraps", "one_way"), [(True, False), (True, True), (False, False)])
-def test_busiest_link_of_an_axis(size: int, wraps: bool, one_way: bool) -> None:
+def test_the_busiest_link_of_an_axis_equals_the_closed_form(size: int, wraps: bool, one_way: bool) -> None:
     gather = simulate_collective(AG, 1.0, ring_grid((size,), wraps, one_way=one_way))
     transpose = simulate_collective(A2A, 1.0, ring_grid((size,), wraps, one_way=one_way))
     assert gather.busiest_link_bytes == pytest.approx(link_bytes("all_gather", 1.0, size, wraps=wraps, one_way=one_way))
@@ -82,21 +84,21 @@ def test_a_ring_that_splits_its_last_hop_needs_the_exact_factor(size: int) -> No
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_ring_transposes_in_the_time_of_its_busiest_link(size: int) -> None:
-    """All links are as busy in every step, so steps cost nothing; the first step has the most."""
+    """All links are equally busy in every step, so steps cost nothing; the first step has the most."""
     done = simulate_collective(A2A, 1.0, ring_grid((size,)))
     assert done.time_s(1.0, 0.0) == pytest.approx(done.busiest_link_bytes)
     assert done.num_steps == size // 2
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_line_transposes_at_its_middle_links_pace(size: int) -> None:
+def test_a_line_transposes_at_the_pace_of_its_middle_link(size: int) -> None:
     """One chunk on a link in each step, the farthest first: floor(N^2/4) steps, no more than the middle link needs."""
     done = simulate_collective(A2A, float(size * size), ring_grid((size,), False), capacity=1, split=False)
     assert done.num_steps == done.busiest_link_bytes == size * size // 4
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_chunks_of_an_all_to_all_right_and_left(size: int) -> None:
+def test_chunks_of_an_all_to_all_in_both_directions_equal_s3(size: int) -> None:
     """S3, C.4: N/2 + ... + 1 to the right, (N/2 - 1) + ... + 1 to the left; 10 and 6 for 8."""
     done = simulate_collective(A2A, float(size * size), ring_grid((size,)), split=False)
     chunks = all_to_all_chunks(size)
@@ -106,7 +108,7 @@ def test_chunks_of_an_all_to_all_right_and_left(size: int) -> None:
 
 @pytest.mark.parametrize("shape", GRIDS)
 @pytest.mark.parametrize("wraps", WRAPS)
-def test_all_to_all_on_several_axes(shape: tuple[int, ...], wraps: bool) -> None:
+def test_all_to_all_over_several_axes_equals_s2(shape: tuple[int, ...], wraps: bool) -> None:
     """S2: the longest axis sets the pace; hops are those of all axes."""
     done = simulate_collective(A2A, 1.0, ring_grid(shape, wraps))
     report = axes_report("all_to_all", 1.0, torus_of_axes(shape, 2.0, wraps=wraps, hop_latency_s=1e-9))
@@ -117,7 +119,9 @@ def test_all_to_all_on_several_axes(shape: tuple[int, ...], wraps: bool) -> None
 @pytest.mark.parametrize("shape", GRIDS)
 @pytest.mark.parametrize("wraps", WRAPS)
 @pytest.mark.parametrize("kind", [AG, RS])
-def test_gathering_on_several_axes(shape: tuple[int, ...], wraps: bool, kind: CollectiveKind) -> None:
+def test_gathers_over_several_axes_are_near_the_closed_form(
+    shape: tuple[int, ...], wraps: bool, kind: CollectiveKind
+) -> None:
     """No schedule beats the closed form by more than the last hop of a ring; on equal lines it is met."""
     done = simulate_collective(kind, 1.0, ring_grid(shape, wraps), split=True)
     report = axes_report(OPERATION[kind], 1.0, torus_of_axes(shape, 2.0, wraps=wraps, hop_latency_s=1e-9))
@@ -130,16 +134,16 @@ def test_gathering_on_several_axes(shape: tuple[int, ...], wraps: bool, kind: Co
         assert done.busiest_link_bytes == pytest.approx(15 / 16 / 4)
 
 
-def test_the_simulator_finds_faults() -> None:
-    """A schedule with a message too few, to a stranger, or of something that is not there."""
+def test_the_simulator_detects_faulty_schedules() -> None:
+    """Schedules that send between devices without a link, send an absent piece, or send a piece twice."""
     good = simulate_collective(AG, 1.0, ring_grid((4,)))
-    first, *rest = good.steps
+    first, *later = good.steps
     stranger = HopMessage(0, 2, ShardPiece(0, 0, 0), True)
     absent = HopMessage(0, 1, ShardPiece(3, 3, 0), True)
     for steps, fault in (
         ((*good.steps, (stranger,)), "no such link"),
-        (((absent, *first), *rest), "not there"),
-        ((first, first, *rest), "there already"),
+        (((absent, *first), *later), "not there"),
+        ((first, first, *later), "there already"),
     ):
         with pytest.raises(AssertionError, match=fault):
             list(dataclasses.replace(good, steps=steps).states())
@@ -152,8 +156,8 @@ def test_states_of_a_reduction_count_the_summands() -> None:
     states = list(done.states())
     assert done.num_steps == 8
     assert all(len(state) == 5 for state in states)
-    assert [sorted(len(summands) for summands in one.values()) for one in states[4]] == [[5]] * 5
-    assert all(sorted(map(len, one.values())) == [5] * 5 for one in states[8])
+    assert [sorted(len(summands) for summands in state.values()) for state in states[4]] == [[5]] * 5
+    assert all(sorted(map(len, state.values())) == [5] * 5 for state in states[8])
     assert done.received_bytes == pytest.approx((2 * 4 / 5,) * 5)
 
 
@@ -166,7 +170,7 @@ def test_states_of_a_reduction_count_the_summands() -> None:
         (AG, (4, 4), (True,), ["1 wraps for 2 axes"]),
     ],
 )
-def test_wrong_input(
+def test_invalid_input_is_refused(
     kind: CollectiveKind, shape: tuple[int, ...], wraps: tuple[bool, ...] | bool, parts: list[str]
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -174,44 +178,44 @@ def test_wrong_input(
     assert all(part in str(caught.value) for part in parts)
 
 
-def test_wrong_bytes_and_capacity() -> None:
+def test_invalid_bytes_and_capacities_are_refused() -> None:
     with pytest.raises(InputError, match="more than 0"):
         simulate_collective(AG, 0.0, ring_grid((4,)))
     with pytest.raises(InputError, match="capacity of 0"):
         simulate_collective(A2A, 1.0, ring_grid((4,)), capacity=0)
 
 
-def held(frame: tuple[str, list[Cell]], device: int) -> list[Cell]:
+def device_cells(frame: tuple[str, list[Cell]], device: int) -> list[Cell]:
     """The cells of a device."""
     return [cell for cell in frame[1] if cell.column == device]
 
 
-def test_frames_show_what_came() -> None:
+def test_frames_mark_received_pieces() -> None:
     """AllGather on a ring of 4: own shard, both neighbours', then the opposite one."""
-    shown = list(frames(simulate_collective(AG, 1.0, ring_grid((4,)))))
-    assert [title for title, _ in shown] == ["start", "after step 1", "after step 2"]
-    assert [[cell.row for cell in held(frame, 0)] for frame in shown] == [[0], [0, 1, 3], [0, 1, 2, 3]]
-    assert [[cell.row for cell in held(frame, 0) if cell.new] for frame in shown] == [[], [1, 3], [2]]
+    titled_frames = list(frames(simulate_collective(AG, 1.0, ring_grid((4,)))))
+    assert [title for title, _ in titled_frames] == ["start", "after step 1", "after step 2"]
+    assert [[cell.row for cell in device_cells(frame, 0)] for frame in titled_frames] == [[0], [0, 1, 3], [0, 1, 2, 3]]
+    assert [[cell.row for cell in device_cells(frame, 0) if cell.new] for frame in titled_frames] == [[], [1, 3], [2]]
 
 
-def test_frames_of_a_reduction_and_a_transposition() -> None:
+def test_frames_of_a_reduction_and_an_all_to_all() -> None:
     reduced = list(frames(simulate_collective(RS, 1.0, ring_grid((4,), False))))
-    assert [cell.lines for cell in held(reduced[0], 0)] == [("1",)] * 4
-    assert [(cell.row, cell.lines) for cell in held(reduced[-1], 2)] == [(2, ("4",))]
+    assert [cell.lines for cell in device_cells(reduced[0], 0)] == [("1",)] * 4
+    assert [(cell.row, cell.lines) for cell in device_cells(reduced[-1], 2)] == [(2, ("4",))]
     transposed = list(frames(simulate_collective(A2A, 1.0, ring_grid((2, 2)), split=False)))
     names = device_names(RingGrid((2, 2), (True, True)))
-    assert [cell.lines for cell in held(transposed[0], 1)] == [(f"0,1→{name}",) for name in names]
+    assert [cell.lines for cell in device_cells(transposed[0], 1)] == [(f"0,1→{name}",) for name in names]
     arrived = [(f"series:{number}", (f"{name}→0,1",)) for number, name in enumerate(names)]
-    assert [(cell.colour, cell.lines) for cell in held(transposed[-1], 1)] == arrived
+    assert [(cell.colour, cell.lines) for cell in device_cells(transposed[-1], 1)] == arrived
 
 
 @pytest.mark.parametrize("kind", SIMULATED_KINDS)
-def test_a_drawing_is_the_same_every_time(kind: CollectiveKind) -> None:
-    def drawn(done: CollectiveSimulation) -> str:
+def test_drawings_are_deterministic(kind: CollectiveKind) -> None:
+    def to_svg(done: CollectiveSimulation) -> str:
         return draw(strip_of(done)).svg()
 
-    first = drawn(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))
-    assert first == drawn(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))
+    first = to_svg(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))
+    assert first == to_svg(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))
     assert "34 MB over a ring of 4 and a line of 2" in first
 
 

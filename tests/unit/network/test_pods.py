@@ -1,4 +1,4 @@
-"""Several pods: what their links give, which axes cross them, and the books' worked numbers."""
+"""Several pods: rates of their links, axes that cross them, and the books' worked numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ V5E = "tpu-v5e:16x16*4"  # hosts of 8 chips with 25 GB/s: 3.125 GB/s for each
 
 
 @pytest.mark.parametrize(("name", "rate"), [(V5E, 3.125e9), ("tpu-v5p:4x4x4*2", 6.25e9), ("tpu-v4:4x4x4*3", 6.25e9)])
-def test_a_chip_has_its_part_of_its_hosts_egress(name: str, rate: float) -> None:
+def test_a_chip_has_a_share_of_its_hosts_egress(name: str, rate: float) -> None:
     """The book, chapter 2, with the hosts of its table: 3.125 GB/s where 8 chips share a host, 6.25 where 4 do."""
     assert pods(name).bytes_per_s == rate
 
@@ -52,15 +52,15 @@ def test_a_group_gathers_between_pods_and_then_inside(inside: tuple[int, int]) -
     assert topology.gather_link([*cuts, Cut(1, 1)]) == torus
 
 
-def test_one_way_is_asked_of_the_torus_inside() -> None:
+def test_unidirectional_gathers_affect_only_the_torus() -> None:
     """A line of half a torus gathers half as fast over one direction; between pods nothing changes."""
     topology, cuts = pods(V5E), [Cut(16, 1), Cut(1, 1), Cut(4, 1)]
-    both, one = (topology.gather_link(cuts, one_way=one_way).seconds_per_byte for one_way in (False, True))
-    inside, alone = (
+    two_way_s, one_way_s = (topology.gather_link(cuts, one_way=one_way).seconds_per_byte for one_way in (False, True))
+    torus_two_way_s, torus_one_way_s = (
         topology.torus.gather_link(cuts[:-1], one_way=one_way).seconds_per_byte for one_way in (False, True)
     )
-    assert alone > inside
-    assert one - both == pytest.approx(alone - inside)
+    assert torus_one_way_s > torus_two_way_s
+    assert one_way_s - two_way_s == pytest.approx(torus_one_way_s - torus_two_way_s)
 
 
 def test_sends_and_permutes_take_the_slower_network() -> None:
@@ -74,7 +74,7 @@ def test_sends_and_permutes_take_the_slower_network() -> None:
 
 
 def test_an_all_to_all_sends_each_chunk_once() -> None:
-    """Of each device's V/N, 3/4 leave the pod; inside, the pod's own V/16 goes around."""
+    """3/4 of each device's V/N leave the pod; inside, the pod's V/16 are exchanged."""
     topology, shard = pods(V5E), 1e6
     links = GroupLinks(topology, {"X": (Cut(16, 1), Cut(16, 1), Cut(4, 1)), "Y": (Cut(16, 1), Cut(16, 1), Cut(1, 1))})
     assert collective_s(CollectiveKind.ALL_TO_ALL, ("X",), shard, links) == pytest.approx(shard * 3 / 4 / 3.125e9)
@@ -84,14 +84,14 @@ def test_an_all_to_all_sends_each_chunk_once() -> None:
     )
 
 
-def test_arrays_of_cuts_give_the_links_of_each() -> None:
+def test_arrays_of_cuts_equal_single_cuts() -> None:
     topology = pods(V5E)
     sizes, across = np.array([1, 4, 16, 16, 1]), np.array([1, 2, 4, 1, 4])
-    for of in (topology.gather_link, topology.neighbour_link, topology.permute_link):
-        together = of([Cut(sizes, sizes**0), Cut(4, 1), Cut(across, across**0)])
+    for link_of in (topology.gather_link, topology.neighbour_link, topology.permute_link):
+        batched = link_of([Cut(sizes, sizes**0), Cut(4, 1), Cut(across, across**0)])
         for index in range(len(sizes)):
-            alone = of([Cut(int(sizes[index]), 1), Cut(4, 1), Cut(int(across[index]), 1)])
-            assert together.seconds_per_byte[index] == pytest.approx(alone.seconds_per_byte, rel=1e-14)
+            single = link_of([Cut(int(sizes[index]), 1), Cut(4, 1), Cut(int(across[index]), 1)])
+            assert batched.seconds_per_byte[index] == pytest.approx(single.seconds_per_byte, rel=1e-14)
 
 
 def test_the_pods_are_filled_last() -> None:
@@ -100,45 +100,45 @@ def test_the_pods_are_filled_last() -> None:
     assert {option.levels[-1] for option in options} == {3}
     assert len(set(options)) == len(options) == 36
     assert default_placement(topology).levels == (1, 2, 0, 3)
-    wanted = {"tp_kv": 4, "tp_rep": 2, "cp": 1, "ep": 1, "fsdp": 32, "dp": 4, "pp": 1}
-    assert degrees_across_pods(topology, default_placement(topology), wanted) == {"dp": 2}
-    assert degrees_across_pods(topology.torus, default_placement(topology.torus), wanted | {"dp": 2}) == {}
-    cuts = cuts_by_axis(topology, default_placement(topology), wanted)
+    axis_degrees = {"tp_kv": 4, "tp_rep": 2, "cp": 1, "ep": 1, "fsdp": 32, "dp": 4, "pp": 1}
+    assert degrees_across_pods(topology, default_placement(topology), axis_degrees) == {"dp": 2}
+    assert degrees_across_pods(topology.torus, default_placement(topology.torus), axis_degrees | {"dp": 2}) == {}
+    cuts = cuts_by_axis(topology, default_placement(topology), axis_degrees)
     assert cuts["dp"][-1] == Cut(2, 1)
 
 
 def test_a_mesh_gives_its_first_axis_to_the_pods() -> None:
-    on = place_mesh(Mesh((("D", 4), ("X", 16), ("Y", 16))), V5E)
-    assert [cut.size for cut in on.links.cuts["D"]] == [1, 1, 4]
-    assert {on.links.cuts[axis][-1].size for axis in "XY"} == {1}
-    both = place_mesh(Mesh((("D", 2), ("X", 32), ("Y", 16))), V5E)
-    assert [both.links.cuts[axis][-1] for axis in "DXY"] == [Cut(2, 2), Cut(2, 1), Cut(1, 1)]
-    assert math.prod(cut.size for cut in both.links.cuts["X"]) == 32
+    placed = place_mesh(Mesh((("D", 4), ("X", 16), ("Y", 16))), V5E)
+    assert [cut.size for cut in placed.links.cuts["D"]] == [1, 1, 4]
+    assert {placed.links.cuts[axis][-1].size for axis in "XY"} == {1}
+    shared = place_mesh(Mesh((("D", 2), ("X", 32), ("Y", 16))), V5E)
+    assert [shared.links.cuts[axis][-1] for axis in "DXY"] == [Cut(2, 2), Cut(2, 1), Cut(1, 1)]
+    assert math.prod(cut.size for cut in shared.links.cuts["X"]) == 32
 
 
-def test_the_report_of_a_collective() -> None:
+def test_a_collective_over_pods_is_hierarchical() -> None:
     topology = pods(V5E)
-    whole = [Cut(16, 1), Cut(16, 1)]
-    report = collective_report("all_reduce", 1e9, topology, [*whole, Cut(4, 1)])
-    torus = collective_report("all_reduce", 1e9, topology.torus, whole)
+    full_torus = [Cut(16, 1), Cut(16, 1)]
+    report = collective_report("all_reduce", 1e9, topology, [*full_torus, Cut(4, 1)])
+    torus = collective_report("all_reduce", 1e9, topology.torus, full_torus)
     between = 2 * 1e9 * 3 / 4 / (256 * 3.125e9)
     assert (report.network, report.wraps) == ("pods", (True, True, False))
     assert report.time_s == pytest.approx(torus.time_s + between)
     (bound,) = report.alternatives
     assert bound.time_s == pytest.approx(max(torus.time_s, between))
-    assert collective_report("all_reduce", 1e9, topology, [*whole, Cut(1, 1)]) == torus
+    assert collective_report("all_reduce", 1e9, topology, [*full_torus, Cut(1, 1)]) == torus
     send = collective_report("send_recv", 1e9, topology, [Cut(1, 1), Cut(1, 1), Cut(4, 1)])
     assert send.time_s == pytest.approx(1e9 / 3.125e9)
-    broadcast = collective_report("broadcast", 1e9, topology, [*whole, Cut(4, 1)])
-    first = collective_report("broadcast", 1e9, topology.torus, whole).time_s
-    gathered = collective_report("all_gather", 1e9, topology.torus, whole).time_s
+    broadcast = collective_report("broadcast", 1e9, topology, [*full_torus, Cut(4, 1)])
+    first = collective_report("broadcast", 1e9, topology.torus, full_torus).time_s
+    gathered = collective_report("all_gather", 1e9, topology.torus, full_torus).time_s
     assert broadcast.time_s == pytest.approx(first + 1e9 / (256 * 3.125e9) + gathered)
 
 
 LLAMA_70B = Job(global_batch_tokens=4 * 2**20, seq_len=4096, tokens=15e12)
 
 
-def test_llama_3_70b_on_four_pods() -> None:
+def test_book_rules_of_llama_3_70b_on_four_pods() -> None:
     """S0, section 5, question 1, which prints no answer. By its formulas: 117 tokens a chip hide behind compute only where
     both kinds of communication overlap; a pod's million tokens are far above the 73,440 that the network between needs."""
     rules = {r.name: r for r in book_rules(load_model("llama-3-70b"), load_cluster("tpu-v5p:16x20x28*4"), LLAMA_70B)}
@@ -150,12 +150,12 @@ def test_llama_3_70b_on_four_pods() -> None:
     assert rules["mixed_min_tokens_per_chip_sum"].verdict.startswith("FSDP with TP is communication-bound")
     assert rules["mixed_min_tokens_per_chip_max"].verdict.startswith("FSDP with TP is compute-bound")
     assert rules["train_days_at_40_mfu"].value == pytest.approx(11.08, abs=0.01)
-    # One pod of the four, with its quarter of the batch, splits as that pod alone would.
-    alone = book_rules(load_model("llama-3-70b"), load_cluster("tpu-v5p:16x20x28"),
+    # Each of the four pods, with its quarter of the batch, splits as a single pod would.
+    single_pod = book_rules(load_model("llama-3-70b"), load_cluster("tpu-v5p:16x20x28"),
                        Job(global_batch_tokens=2**20, seq_len=4096))  # fmt: skip
-    degree = {rule.name: rule for rule in alone}["fsdp_optimal_degree"]
+    degree = {rule.name: rule for rule in single_pod}["fsdp_optimal_degree"]
     assert rules["fsdp_optimal_degree"].value == pytest.approx(degree.value)
-    assert "dcn_min_tokens_per_pod" not in {rule.name for rule in alone}
+    assert "dcn_min_tokens_per_pod" not in {rule.name for rule in single_pod}
 
 
 def test_a_small_batch_is_bound_by_the_network_between_pods() -> None:

@@ -1,4 +1,4 @@
-"""Levels of switches: the books' SuperPod, oversubscription, ports, bytes through switches, and what files may say."""
+"""Levels of switches: the books' SuperPod, oversubscription, ports, bytes through switches, and cluster files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ETHERNET = str(CLUSTERS / "three-layer-ethernet.toml")
 LEVEL = SwitchLevel(name="node", size=8, num_switches=4, radix=64, port_bytes_per_s=25e9, links_per_device=18)
 
 
-def test_the_books_superpod() -> None:
+def test_the_superpod_equals_the_books() -> None:
     """How to Scale Your Model, chapter 12: the table of the SuperPod, its 560 switches, and 514, 413 and 17,100 GB/s."""
     cluster = sw.load_cluster(SUPERPOD)
     node, leaf, spine = level_inventories(cluster.topology, cluster.levels)  # type: ignore[arg-type]
@@ -63,12 +63,12 @@ def test_cables_between_switches_carry_no_more_than_enters_below() -> None:
 
 
 def test_stating_switches_changes_no_price() -> None:
-    """The SuperPod of the first two levels has the tiers of the catalogue's nodes of 8, but for what was measured of these."""
-    stated, known = sw.load_cluster(SUPERPOD).topology, sw.load_cluster("h100:256").topology
+    """The first two levels of the SuperPod have the tiers of the catalogue's nodes of 8, except for measured fractions."""
+    stated, catalogue = sw.load_cluster(SUPERPOD).topology, sw.load_cluster("h100:256").topology
     assert isinstance(stated, Switched)
-    assert isinstance(known, Switched)
-    assert [tier.bytes_per_s for tier in stated.tiers[:2]] == [tier.bytes_per_s for tier in known.tiers]
-    assert not known.reduces
+    assert isinstance(catalogue, Switched)
+    assert [tier.bytes_per_s for tier in stated.tiers[:2]] == [tier.bytes_per_s for tier in catalogue.tiers]
+    assert not catalogue.reduces
 
 
 def test_quiz_4_bytes_of_a_gather_and_of_a_reduction_in_the_switch() -> None:
@@ -81,12 +81,12 @@ def test_quiz_4_bytes_of_a_gather_and_of_a_reduction_in_the_switch() -> None:
     assert node.to_below == pytest.approx(gpus * num_bytes - num_bytes / nodes)
     assert node.bytes_in == pytest.approx(num_bytes)
     assert (leaf.bytes_in, leaf.bytes_out) == (pytest.approx(num_bytes), pytest.approx(num_bytes * (nodes - 1)))
-    alone = switch_traffic("all_reduce", num_bytes, [Cut(gpus, 1)], 0, in_network=True)
-    assert alone.bytes_in == alone.bytes_out == pytest.approx(gpus * num_bytes)
+    single_node = switch_traffic("all_reduce", num_bytes, [Cut(gpus, 1)], 0, in_network=True)
+    assert single_node.bytes_in == single_node.bytes_out == pytest.approx(gpus * num_bytes)
 
 
 def ring_messages(sizes: tuple[int, ...], num_bytes: float) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float]]:
-    """Messages of a gather level by level, the outermost first: each device passes what it has on to the next of its ring."""
+    """Messages of a gather level by level, the outermost first: each device forwards its data to the next of its ring."""
     devices = list(itertools.product(*(range(size) for size in sizes)))
     share = num_bytes / len(devices)
     for level in reversed(range(len(sizes))):
@@ -113,7 +113,7 @@ def counted(sizes: tuple[int, ...], num_bytes: float, level: int) -> SwitchTraff
 
 
 @pytest.mark.parametrize("sizes", [(4,), (4, 3), (2, 3, 4), (3, 1, 5)])
-def test_rings_carry_what_their_messages_say(sizes: tuple[int, ...]) -> None:
+def test_traffic_of_rings_equals_a_count_of_their_messages(sizes: tuple[int, ...]) -> None:
     cuts = [Cut(size, 1) for size in sizes]
     for level in (level for level, size in enumerate(sizes) if size > 1):
         gather, messages = switch_traffic("all_gather", 1200.0, cuts, level), counted(sizes, 1200.0, level)
@@ -131,7 +131,7 @@ def test_switches_that_reduce_never_carry_more(operation: str) -> None:
         assert (summed == rings) == (operation in ("all_to_all", "send_recv"))
 
 
-def test_an_all_reduce_on_levels_that_reduce_passes_each_once() -> None:
+def test_an_all_reduce_passes_each_reducing_level_once() -> None:
     """The book: B/W instead of 2·B/W; NVLink's switch sums at (n + 1)/n, as NCCL has it."""
     plain = sw.load_cluster(SUPERPOD)
     levels = [replace(level, reduces=True) for level in plain.levels]
@@ -144,8 +144,8 @@ def test_an_all_reduce_on_levels_that_reduce_passes_each_once() -> None:
         assert collective_s(kind, ("X",), 1e9, summed) == collective_s(kind, ("X",), 1e9, rings)
 
 
-def test_a_plan_on_reducing_levels_finds_what_an_estimate_prices(tmp_path: Path) -> None:
-    """The vectorised search and the estimate of its winner agree where AllReduces have a link of their own."""
+def test_search_and_estimate_agree_on_reducing_levels(tmp_path: Path) -> None:
+    """The vectorised search and the estimate of its winner agree where AllReduces have a separate link."""
     text = (
         Path(SUPERPOD)
         .read_text(encoding="utf-8")
@@ -176,8 +176,8 @@ def test_a_file_with_levels_is_read_back_to_the_last_digit(tmp_path: Path) -> No
         file.write_text(
             format_cluster_toml(cluster, published_calibration("h100", get_stack("nemo-25"))), encoding="utf-8"
         )
-        again = sw.load_cluster(str(file))
-        assert (again.levels, again.topology) == (cluster.levels, cluster.topology)
+        read_back = sw.load_cluster(str(file))
+        assert (read_back.levels, read_back.topology) == (cluster.levels, cluster.topology)
 
 
 def level_text(**changes: object) -> str:
@@ -213,13 +213,13 @@ def level_text(**changes: object) -> str:
         (level_text() + "pods = 2\n", ["'pods'"]),
     ],
 )
-def test_wrong_levels_say_what_is_required(text: str, problems: list[str], tmp_path: Path) -> None:
+def test_errors_of_levels_state_the_requirement(text: str, problems: list[str], tmp_path: Path) -> None:
     file = tmp_path / "wrong.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as error:
         sw.load_cluster(str(file))
-    told = "\n".join(error.value.problems)
-    assert all(problem in told for problem in problems), told
+    message = "\n".join(error.value.problems)
+    assert all(problem in message for problem in problems), message
 
 
 def test_groups_of_a_layout_cross_the_levels_that_the_placement_gives_them() -> None:
@@ -227,8 +227,8 @@ def test_groups_of_a_layout_cross_the_levels_that_the_placement_gives_them() -> 
     assert groups == {"tp": [8, 1, 1], "fsdp": [1, 16, 1], "pp": [1, 2, 4]}
     experts = {group.axis: list(group.sizes) for group in sw.network(SUPERPOD, layout="fsdp=512 ep=64 pp=2").groups}
     assert experts == {"fsdp": [8, 32, 2], "ep": [8, 8, 1], "pp": [1, 1, 2]}
-    whole = sw.network("h100:64").groups
-    assert [(group.axis, list(group.sizes)) for group in whole] == [("all", [8, 8])]
+    all_groups = sw.network("h100:64").groups
+    assert [(group.axis, list(group.sizes)) for group in all_groups] == [("all", [8, 8])]
 
 
 def test_networks_that_are_refused() -> None:
@@ -240,7 +240,7 @@ def test_networks_that_are_refused() -> None:
         sw.network("h100:64", size="0B")
 
 
-def test_a_cluster_without_stated_switches_has_rates_alone() -> None:
+def test_a_cluster_without_stated_switches_has_rates_only() -> None:
     network = describe_network(sw.load_cluster("gb200:144"))
     assert [level.num_switches for level in network.levels] == [None, None]
     assert [level.link_bytes_per_s for level in network.levels] == [900e9, 3600e9]  # the book: a rack's egress

@@ -52,16 +52,16 @@ def test_an_axis_that_does_not_wrap_gathers_one_way() -> None:
         ("tpu-v5e:4x8", (False, False)),
     ],
 )
-def test_which_axes_wrap(cluster: str, wraps: tuple[bool, ...]) -> None:
+def test_wrapped_axes_follow_the_rules_of_each_generation(cluster: str, wraps: tuple[bool, ...]) -> None:
     assert torus(cluster).wraps == wraps
 
 
 def test_a_part_of_a_wrapped_axis_is_a_line() -> None:
     topology = torus("tpu-v5e:16x16")
     part = topology.gather_link([Cut(8, 1), Cut(1, 1)])
-    whole = topology.gather_link([Cut(16, 1), Cut(1, 1)])
+    full_axis = topology.gather_link([Cut(16, 1), Cut(1, 1)])
     assert part.seconds_per_byte == pytest.approx(7 / 8 / 4.5e10)
-    assert whole.seconds_per_byte == pytest.approx(1 / 9e10)
+    assert full_axis.seconds_per_byte == pytest.approx(1 / 9e10)
 
 
 def test_devices_apart_share_their_links() -> None:
@@ -88,7 +88,7 @@ def test_small_messages_take_the_hops_latency() -> None:
     assert not link.additive
 
 
-def test_h100_tiers() -> None:
+def test_tiers_of_h100_equal_the_published_rates() -> None:
     """450 GB/s within a node of 8, one 50 GB/s card for each GPU to the network."""
     nvlink, network = switched("h100:512").tiers
     assert (nvlink.name, nvlink.size, nvlink.bytes_per_s) == ("nvlink", 8, 450e9)
@@ -116,7 +116,9 @@ TWO_TIERS = Switched(
         (1, 1, 0.0, 0.0),
     ],
 )
-def test_switched_tiers(inside: int, outside: int, seconds_per_byte: float, latency_s: float) -> None:
+def test_gathers_behind_tiers_equal_the_closed_form(
+    inside: int, outside: int, seconds_per_byte: float, latency_s: float
+) -> None:
     link = TWO_TIERS.gather_link([Cut(inside, 1), Cut(outside, 1)])
     assert link.seconds_per_byte == pytest.approx(seconds_per_byte)
     assert link.latency_s == pytest.approx(latency_s)
@@ -130,19 +132,19 @@ def test_a_send_crosses_the_outermost_tier_of_its_group() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["tpu-v5e:16x16", "tpu-v5p:4x4x8", "tpu-v5e:8x8"])
-def test_arrays_of_cuts_give_the_links_of_each(cluster: str) -> None:
+def test_arrays_of_cuts_equal_single_cuts(cluster: str) -> None:
     topology = torus(cluster)
     sizes, strides = [1, 2, 4, 8, 16, 4], [1, 2, 1, 1, 1, 4]
-    other = [Cut(2, 1)] * (len(topology.shape) - 1)
-    together = topology.gather_link([Cut(np.array(sizes), np.array(strides)), *other])
+    other_cuts = [Cut(2, 1)] * (len(topology.shape) - 1)
+    batched = topology.gather_link([Cut(np.array(sizes), np.array(strides)), *other_cuts])
     for index, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-        alone = topology.gather_link([Cut(size, stride), *other])
-        assert together.seconds_per_byte[index] == pytest.approx(alone.seconds_per_byte, rel=1e-14)
-        assert together.latency_s[index] == pytest.approx(alone.latency_s, rel=1e-14)
+        single = topology.gather_link([Cut(size, stride), *other_cuts])
+        assert batched.seconds_per_byte[index] == pytest.approx(single.seconds_per_byte, rel=1e-14)
+        assert batched.latency_s[index] == pytest.approx(single.latency_s, rel=1e-14)
 
 
-def test_collectives_by_the_all_gather() -> None:
-    """S2 and S3, table 2: an AllReduce is two AllGathers, an AllToAll a quarter of one, a slice nothing."""
+def test_collectives_are_multiples_of_the_all_gather() -> None:
+    """S2 and S3, table 2: an AllReduce is two AllGathers, an AllToAll a quarter of one, a slice zero."""
     links = GroupLinks(torus("tpu-v5e:16x16"), {"X": (Cut(16, 1), Cut(1, 1))})
     seconds = {kind: collective_s(kind, ("X",), 64 * MIB, links) for kind in CollectiveKind if kind not in MESSAGE_ENDS}
     gather = seconds[CollectiveKind.ALL_GATHER]
@@ -157,7 +159,7 @@ def test_collectives_by_the_all_gather() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
 def test_a_part_of_a_mesh_has_the_links_between_its_devices(size: int) -> None:
-    """Each device sends its Nth to every other over a link of its own, 64 of 448 GB/s on a MI300X."""
+    """Each device sends its Nth to every other over a separate link, 64 of 448 GB/s on a MI300X."""
     node = switched("mi300x:8")
     (tier, _), cuts = node.tiers, [Cut(size, 1), Cut(1, 1)]
     one_link = 64e9 * tier.fraction
@@ -170,12 +172,12 @@ def test_a_part_of_a_mesh_has_the_links_between_its_devices(size: int) -> None:
     assert all_to_all_seconds_per_byte(node, cuts) == pytest.approx(1 / size**2 / one_link)
 
 
-def test_a_mesh_reproduces_what_was_measured_on_two_gpus() -> None:
+def test_a_full_mesh_reproduces_the_bus_bandwidth_of_two_gpus() -> None:
     """stas00/ml-engineering: all_reduce of 4 GiB at a busbw of 313 GB/s on 8 MI300X, 47.7 on 2; a switch would give 313."""
     for size, busbw in ((8, 313e9), (2, 47.7e9)):
         report = collective_report("all_reduce", 4 * 2**30, switched("mi300x:8"), [Cut(size, 1), Cut(1, 1)])
         assert report.busbw == pytest.approx(busbw, rel=0.07)
-        assert "in-switch" not in {one.name for one in report.alternatives}
+        assert "in-switch" not in {alternative.name for alternative in report.alternatives}
 
 
 def test_fewer_gpus_of_a_node_keep_the_links_of_the_node() -> None:
@@ -183,5 +185,5 @@ def test_fewer_gpus_of_a_node_keep_the_links_of_the_node() -> None:
     assert half.tiers[0].links == 7
     assert half.neighbour_bytes_per_s() == half.axis_bytes_per_s() == pytest.approx(3 * 64e9)
     assert switched("mi300x:1").neighbour_bytes_per_s() == 448e9
-    together = half.gather_link([Cut(np.array([1, 2, 4]), np.array([1, 1, 1])), Cut(1, 1)])
-    assert together.seconds_per_byte == pytest.approx([0, 1 / 2 / 64e9 / 0.698, 1 / 4 / 64e9 / 0.698])
+    batched = half.gather_link([Cut(np.array([1, 2, 4]), np.array([1, 1, 1])), Cut(1, 1)])
+    assert batched.seconds_per_byte == pytest.approx([0, 1 / 2 / 64e9 / 0.698, 1 / 4 / 64e9 / 0.698])

@@ -30,14 +30,14 @@ def torus(name: str) -> Torus:
 
 def neighbours(shape: tuple[int, ...], place: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
     """Axis and device of every link, by hand: a step off the end of a short axis comes back half of each long one later."""
-    short, found = min(shape), []
+    short, links = min(shape), []
     for axis, step in itertools.product(range(len(shape)), (1, -1)):
-        there = list(place)
-        there[axis] += step
-        if not 0 <= there[axis] < shape[axis] and shape[axis] == short:
-            there = [x + short if size == 2 * short else x for x, size in zip(there, shape, strict=True)]
-        found.append((axis, tuple(x % size for x, size in zip(there, shape, strict=True))))
-    return found
+        device = list(place)
+        device[axis] += step
+        if not 0 <= device[axis] < shape[axis] and shape[axis] == short:
+            device = [x + short if size == 2 * short else x for x, size in zip(device, shape, strict=True)]
+        links.append((axis, tuple(x % size for x, size in zip(device, shape, strict=True))))
+    return links
 
 
 def walked(shape: tuple[int, ...]) -> tuple[dict[tuple[int, ...], int], list[float]]:
@@ -46,43 +46,43 @@ def walked(shape: tuple[int, ...]) -> tuple[dict[tuple[int, ...], int], list[flo
     The load counts hops along the axis, over all targets: every edge's share of the shortest ways that use it.
     """
     start = (0,) * len(shape)
-    far, ways, order, queue = {start: 0}, {start: 1}, [start], deque([start])
+    num_hops, num_paths, order, queue = {start: 0}, {start: 1}, [start], deque([start])
     while queue:
-        here = queue.popleft()
-        for _, there in neighbours(shape, here):
-            if there not in far:
-                far[there], ways[there] = far[here] + 1, 0
-                order.append(there)
-                queue.append(there)
-            if far[there] == far[here] + 1:
-                ways[there] += ways[here]
-    load, owed = [0.0] * len(shape), dict.fromkeys(order, 0.0)
-    for there in reversed(order[1:]):
-        owed[there] += 1.0
-        for axis, here in neighbours(shape, there):
-            if far[here] == far[there] - 1:
-                share = owed[there] * ways[here] / ways[there]
-                owed[here] += share
+        device = queue.popleft()
+        for _, neighbour in neighbours(shape, device):
+            if neighbour not in num_hops:
+                num_hops[neighbour], num_paths[neighbour] = num_hops[device] + 1, 0
+                order.append(neighbour)
+                queue.append(neighbour)
+            if num_hops[neighbour] == num_hops[device] + 1:
+                num_paths[neighbour] += num_paths[device]
+    load, share_of_paths = [0.0] * len(shape), dict.fromkeys(order, 0.0)
+    for neighbour in reversed(order[1:]):
+        share_of_paths[neighbour] += 1.0
+        for axis, device in neighbours(shape, neighbour):
+            if num_hops[device] == num_hops[neighbour] - 1:
+                share = share_of_paths[neighbour] * num_paths[device] / num_paths[neighbour]
+                share_of_paths[device] += share
                 load[axis] += share
-    return far, load
+    return num_hops, load
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (4, 8)])
-def test_distances_are_those_of_the_graph(shape: tuple[int, ...]) -> None:
+def test_distances_equal_those_of_the_graph(shape: tuple[int, ...]) -> None:
     far, _ = walked(shape)
-    found, count = hop_distances(shape), math.prod(shape)
+    distances, count = hop_distances(shape), math.prod(shape)
     assert len(far) == count
-    assert found.mean == pytest.approx(sum(far.values()) / count)
-    assert found.diameter == max(far.values())
+    assert distances.mean == pytest.approx(sum(far.values()) / count)
+    assert distances.diameter == max(far.values())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_links_carry_the_same(shape: tuple[int, ...]) -> None:
+def test_all_axes_carry_equal_loads(shape: tuple[int, ...]) -> None:
     """An equal part by each shortest vector loads every axis alike, so no way of sending can take less: the mean over 3 axes.
     Sharing by single edges instead comes close."""
-    found, (_, load) = hop_distances(shape), walked(shape)
-    assert found.mean_hops == pytest.approx([found.mean / 3] * 3)
-    assert max(load) / math.prod(shape) == pytest.approx(found.mean / 3, rel=0.12)
+    distances, (_, load) = hop_distances(shape), walked(shape)
+    assert distances.mean_hops == pytest.approx([distances.mean / 3] * 3)
+    assert max(load) / math.prod(shape) == pytest.approx(distances.mean / 3, rel=0.12)
 
 
 @pytest.mark.parametrize(("shape", "measured"), [("4x4x8", 1.63), ("4x8x8", 1.31)])
@@ -97,8 +97,8 @@ def test_an_all_to_all_gains_what_the_paper_measured(shape: str, measured: float
     assert twisted.permute_link(cuts).latency_s == hop_distances(plain.shape).diameter * 1e-6
 
 
-def test_which_groups_go_all_around() -> None:
-    """Around a short axis one comes back to another place, unless the group has the whole of what it is shifted by."""
+def test_groups_that_form_a_ring() -> None:
+    """A ring around a short axis ends at a shifted device, unless the group has the whole axis of the shift."""
     twisted = torus("tpu-v4:4x4x8_twisted")
     assert twisted.ring_axes([Cut(4, 1), Cut(1, 1), Cut(1, 1)]) == (False, False, False)
     assert twisted.ring_axes([Cut(1, 1), Cut(1, 1), Cut(8, 1)]) == (False, False, True)
@@ -109,7 +109,7 @@ def test_which_groups_go_all_around() -> None:
     assert list(twisted_subtori((8, 4, 8))) == [(0, 1, 2)]
 
 
-def test_a_plane_of_a_twisted_torus_is_one_of_its_own() -> None:
+def test_a_plane_of_a_twisted_torus_is_a_twisted_torus() -> None:
     twisted, plain = torus("tpu-v4:4x4x8_twisted"), torus("tpu-v4:4x4x8")
     plane = [Cut(4, 1), Cut(1, 1), Cut(8, 1)]
     gain = all_to_all_link(plain, plane).seconds_per_byte / all_to_all_link(twisted, plane).seconds_per_byte
@@ -118,28 +118,28 @@ def test_a_plane_of_a_twisted_torus_is_one_of_its_own() -> None:
     assert all_to_all_link(twisted, part).seconds_per_byte >= all_to_all_link(plain, part).seconds_per_byte
 
 
-def test_arrays_of_cuts_give_the_links_of_each() -> None:
+def test_arrays_of_cuts_equal_single_cuts() -> None:
     twisted = torus("tpu-v4:4x4x8_twisted")
     rows = [(4, 4, 8), (4, 1, 8), (2, 4, 8), (4, 4, 1), (1, 1, 8)]
     arrays = [Cut(np.array(sizes), np.ones(len(rows), dtype=int)) for sizes in zip(*rows, strict=True)]
-    for of in (twisted.gather_link, twisted.permute_link, lambda cuts: all_to_all_link(twisted, cuts)):
-        together = of(arrays)
+    for link_of in (twisted.gather_link, twisted.permute_link, lambda cuts: all_to_all_link(twisted, cuts)):
+        batched = link_of(arrays)
         for index, row in enumerate(rows):
-            alone = of([Cut(size, 1) for size in row])
-            assert together.seconds_per_byte[index] == pytest.approx(alone.seconds_per_byte, rel=1e-14)
-            assert together.latency_s[index] == pytest.approx(alone.latency_s, rel=1e-14)
+            single = link_of([Cut(size, 1) for size in row])
+            assert batched.seconds_per_byte[index] == pytest.approx(single.seconds_per_byte, rel=1e-14)
+            assert batched.latency_s[index] == pytest.approx(single.latency_s, rel=1e-14)
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 4), (4, 4, 16), (2, 2, 4), (6, 6, 12), (4, 8), (4, 8, 16), (5, 5, 10)])
-def test_what_cannot_be_twisted(shape: tuple[int, ...]) -> None:
+def test_impossible_twists_are_refused(shape: tuple[int, ...]) -> None:
     assert not is_twistable(shape)
     assert all(map(is_twistable, SHAPES))
 
 
-def test_the_report_says_what_the_twist_is_worth() -> None:
+def test_the_report_states_the_gain_of_the_twist() -> None:
     twisted = torus("tpu-v4:4x4x8_twisted")
     report = collective_report("all_to_all", 1e9, twisted, [Cut(4, 1), Cut(4, 1), Cut(8, 1)])
-    times = {one.name: one.time_s for one in report.alternatives}
+    times = {alternative.name: alternative.time_s for alternative in report.alternatives}
     assert (report.algorithm, report.hops) == ("twisted", 6)
     assert times["ring"] / report.time_s == pytest.approx(2.0 / (3.4375 / 3))
 

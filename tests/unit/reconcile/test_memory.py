@@ -1,4 +1,4 @@
-"""Peak memory of the published runs: what instruments read, what stacks keep, and how near the predictions are.
+"""Peak memory of the published runs: instruments, what stacks keep, and errors of the predictions.
 
 Thresholds only ever get tighter.
 """
@@ -39,24 +39,24 @@ def judged() -> tuple[EvaluatedRun, ...]:
         ("source", "simumax-b200", 0.016, 0.053), ("measured", "reserved", 0.070, 0.108), ("overall", "all", 0.046, 0.090),
     ],
 )  # fmt: skip
-def test_errors_of_the_peaks(
+def test_errors_of_peaks_stay_below_thresholds(
     judged: tuple[EvaluatedRun, ...], stratum: str, value: str, mean: float, p90: float
 ) -> None:
-    found = memory_error_tables(judged)[stratum][value]
-    assert found.mean <= mean
-    assert found.p90 <= p90
+    errors = memory_error_tables(judged)[stratum][value]
+    assert errors.mean <= mean
+    assert errors.p90 <= p90
 
 
 def test_peaks_of_dense_models_by_allocated_bytes_are_within_a_hundredth(judged: tuple[EvaluatedRun, ...]) -> None:
-    """SimuMax's runs of Llama, at four splits of two widths: nothing of these is fitted but what a loss keeps of a logit."""
+    """SimuMax's runs of Llama, at four splits of two widths: only the loss's bytes per logit are fitted to these runs."""
     errors = [
-        one.memory_error for one in judged if one.row.family == "simumax-b200" and "llama" in one.row.cell("model")
+        run.memory_error for run in judged if run.row.family == "simumax-b200" and "llama" in run.row.cell("model")
     ]
     assert len(errors) == 24
     assert max(abs(error or 0.0) for error in errors) < 0.01
 
 
-def test_next_to_no_run_that_ran_would_not_fit(judged: tuple[EvaluatedRun, ...]) -> None:
+def test_almost_every_completed_run_fits_by_its_prediction(judged: tuple[EvaluatedRun, ...]) -> None:
     stated, over, far = count_refuted_fits(judged)
     assert stated >= 536
     assert over <= 8  # MaxText on TPU v6e, whose recompute policies are priced too large
@@ -70,7 +70,7 @@ def test_next_to_no_run_that_ran_would_not_fit(judged: tuple[EvaluatedRun, ...])
         assert tight <= 0.05 * len(runs)
 
 
-def test_a_twentieth_of_the_peaks_is_more_above_the_price_than_a_tight_margin_allows(
+def test_a_twentieth_of_the_peaks_exceeds_predictions_by_more_than_the_tight_margin(
     judged: tuple[EvaluatedRun, ...],
 ) -> None:
     """The source of `TIGHT_MARGIN`."""
@@ -89,7 +89,7 @@ def test_a_twentieth_of_the_peaks_is_more_above_the_price_than_a_tight_margin_al
         ("with Liger (99 GiB without) GiB", "reserved", 31e9 * (1 + SLACK)),
     ],
 )
-def test_what_an_instrument_reads(text: str, name: str, read: float) -> None:
+def test_values_of_each_instrument(text: str, name: str, read: float) -> None:
     assert find_instrument(text).name == name
     assert instrument_reading(TERMS, "unfused", text) == pytest.approx(read)
 
@@ -102,6 +102,6 @@ def test_what_an_instrument_reads(text: str, name: str, read: float) -> None:
         ("torchtitan-009", "unfused_parallel"), ("bigscience-bloom-a100-020", "unfused"),
     ],
 )  # fmt: skip
-def test_kinds_of_loss_by_stack(row: str, loss: str) -> None:
-    inputs = next(one.inputs for one in published_rows() if one.id == row)
+def test_kinds_of_loss_follow_the_stack(row: str, loss: str) -> None:
+    inputs = next(published.inputs for published in published_rows() if published.id == row)
     assert read_case(RowCells(dict(inputs))).job.loss == loss

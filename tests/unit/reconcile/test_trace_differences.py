@@ -1,4 +1,4 @@
-"""Ranks that do what the plan says differ from it in nothing; what is changed of them is found, with its cause and its remedy."""
+"""Ranks that follow the plan have no differences; changes to them are detected, with cause and remedy."""
 
 from __future__ import annotations
 
@@ -43,46 +43,46 @@ def traced(traces: list[RankTrace], plan: Plan = PLAN) -> TraceAnalysis:
     return TraceAnalysis(plan, align_clocks(traces), RunFolder(Path("runs/a")))
 
 
-def worst(found: TraceAnalysis) -> StepDifference:
-    return found.differences[0]
+def worst(analysis: TraceAnalysis) -> StepDifference:
+    return analysis.differences[0]
 
 
-def of_kind(found: TraceAnalysis, kind: str) -> Bottleneck:
-    return next(one for one in found.bottlenecks if one.kind == kind)
+def of_kind(analysis: TraceAnalysis, kind: str) -> Bottleneck:
+    return next(bottleneck for bottleneck in analysis.bottlenecks if bottleneck.kind == kind)
 
 
 @pytest.mark.parametrize("plan", [PLAN, plan_of("fsdp")], ids=["tp", "fsdp"])
-def test_ranks_that_do_what_is_planned_differ_in_nothing(plan: Plan) -> None:
+def test_ranks_that_follow_the_plan_have_no_differences(plan: Plan) -> None:
     axis = "tp_kv" if plan.layout.tp > 1 else "fsdp"
-    found = traced(as_planned(plan, axis=axis), plan)
-    step_s = found.planned.step_time_s
-    assert max(abs(one.difference_s) for one in found.differences) < 1e-4 * step_s
-    assert {one.kind for one in found.bottlenecks} <= {"exposed", "update"}
-    assert found.stalls == ()
+    analysis = traced(as_planned(plan, axis=axis), plan)
+    step_s = analysis.planned.step_time_s
+    assert max(abs(difference.difference_s) for difference in analysis.differences) < 1e-4 * step_s
+    assert {bottleneck.kind for bottleneck in analysis.bottlenecks} <= {"exposed", "update"}
+    assert analysis.stalls == ()
 
 
-def test_differences_add_up_to_that_of_the_step() -> None:
+def test_differences_add_up_to_the_difference_of_the_step() -> None:
     first, second = as_planned(PLAN)
-    found = traced([slowed(first, is_kernel(QUERIES), 3.0), slowed(second, is_kernel("contract gate"), 2.0)])
-    mean = sum(rank.seconds for rank in found.step.ranks) / 2
-    together = sum(one.difference_s for one in found.differences)
-    assert together == pytest.approx(mean - found.planned.step_time_s, rel=1e-6)
+    analysis = traced([slowed(first, is_kernel(QUERIES), 3.0), slowed(second, is_kernel("contract gate"), 2.0)])
+    mean = sum(rank.seconds for rank in analysis.step.ranks) / 2
+    total_s = sum(difference.difference_s for difference in analysis.differences)
+    assert total_s == pytest.approx(mean - analysis.planned.step_time_s, rel=1e-6)
 
 
-def test_a_kernel_that_is_slower_everywhere_is_slower_than_its_roofline() -> None:
-    found = traced([slowed(one, is_kernel(QUERIES), 3.0) for one in as_planned(PLAN)])
-    one = worst(found)
-    assert (one.kind, one.name, one.where) == ("kernel", QUERIES, "block forward")
-    assert one.measured_s == pytest.approx(3 * one.expected_s, rel=1e-4)
-    assert one.cause == "kernel slower than its roofline"
-    assert of_kind(found, "kernels").what.count(QUERIES) == 1
+def test_a_kernel_slower_on_all_ranks_is_slower_than_its_roofline() -> None:
+    analysis = traced([slowed(trace, is_kernel(QUERIES), 3.0) for trace in as_planned(PLAN)])
+    difference = worst(analysis)
+    assert (difference.kind, difference.name, difference.where) == ("kernel", QUERIES, "block forward")
+    assert difference.measured_s == pytest.approx(3 * difference.expected_s, rel=1e-4)
+    assert difference.cause == "kernel slower than its roofline"
+    assert of_kind(analysis, "kernels").what.count(QUERIES) == 1
 
 
 def test_a_kernel_whose_thread_has_no_core_suffers_contention() -> None:
-    found = traced([slowed(one, is_kernel(QUERIES), 3.0, on_core=0.4) for one in as_planned(PLAN)])
-    assert worst(found).cause == "contention"
-    assert "a core for 40% of the time" in worst(found).why
-    assert "fewer ranks" in of_kind(found, "kernels").advice
+    analysis = traced([slowed(trace, is_kernel(QUERIES), 3.0, on_core=0.4) for trace in as_planned(PLAN)])
+    assert worst(analysis).cause == "contention"
+    assert "a core for 40% of the time" in worst(analysis).why
+    assert "fewer ranks" in of_kind(analysis, "kernels").advice
 
 
 def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
@@ -91,17 +91,17 @@ def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
     slow = slowed(second, is_kernel(QUERIES), 20.0)
     shifted = {(event.axes, event.number): event for event in slow.events if event.kind == "collective"}
     events, later = [], 0
-    for event in sorted(first.events, key=lambda one: (one.start_ns, one.kind)):
+    for event in sorted(first.events, key=lambda traced_event: (traced_event.start_ns, traced_event.kind)):
         more = 0
         if event.kind == "wait":
             more = max(shifted[event.axes, event.number].end_ns - event.end_ns - later, 0)
         events.append(replace(event, start_ns=event.start_ns + later, end_ns=event.end_ns + later + more))
         later += more
-    found = traced([replace(first, events=tuple(events), step_ns=first.step_ns + later), slow])
-    straggler = of_kind(found, "straggler")
+    analysis = traced([replace(first, events=tuple(events), step_ns=first.step_ns + later), slow])
+    straggler = of_kind(analysis, "straggler")
     assert straggler.rank == 1
     assert QUERIES in straggler.advice
-    late = next(one for one in found.differences if one.kind == "late")
+    late = next(difference for difference in analysis.differences if difference.kind == "late")
     assert late.cause == "waiting for a late peer"
     assert "rank 1" in late.why
     extra = sum(e.end_ns - e.start_ns for e in second.events if e.kind == KERNEL and e.name == QUERIES) * 19 / 1e9
@@ -118,34 +118,34 @@ def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
         (0.0221, 0.045, "collective slower than alpha-beta"),
     ],
 )
-def test_what_traffic_that_is_exposed_comes_of(exposed_s: float, moving_s: float, cause: str) -> None:
-    """Planned are 20 ms exposed of the 40 ms for which it is on its way."""
+def test_exposed_traffic_has_a_cause(exposed_s: float, moving_s: float, cause: str) -> None:
+    """The plan has 40 ms of traffic, of which 20 ms are exposed."""
     assert explain_traffic(0.02, exposed_s, 0.04, moving_s)[0] == cause
 
 
-def test_exposed_tensor_parallelism_is_mended_by_less_of_it() -> None:
-    found = traced(as_planned(PLAN))
-    exposed = of_kind(found, "exposed")
+def test_less_tensor_parallelism_is_the_remedy_for_its_exposed_traffic() -> None:
+    analysis = traced(as_planned(PLAN))
+    exposed = of_kind(analysis, "exposed")
     assert "tp" in exposed.what
     assert exposed.remedy is not None
     assert exposed.remedy.saves_s > 0
-    assert exposed.seconds == pytest.approx(found.planned.exposed["tp"], rel=0.01)
+    assert exposed.seconds == pytest.approx(analysis.planned.exposed["tp"], rel=0.01)
     mended = Layout.parse(exposed.remedy.layout)
     assert mended.tp < PLAN.layout.tp
 
 
-def test_a_payload_says_a_remedys_layout_as_a_plan_says_its_own() -> None:
-    found = traced(as_planned(PLAN))
-    with_bottlenecks = replace(found, lists_bottlenecks=True)
+def test_a_remedys_layout_has_the_payload_of_a_plans_layout() -> None:
+    analysis = traced(as_planned(PLAN))
+    with_bottlenecks = replace(analysis, lists_bottlenecks=True)
     payload = to_json(TraceRecord.of(with_bottlenecks))
     require_valid(payload)
     assert require_payload_numbers(with_bottlenecks) > 50
-    (change, *_) = (one["remedy"] for one in payload["bottlenecks"] if one["remedy"])
+    (change, *_) = (bottleneck["remedy"] for bottleneck in payload["bottlenecks"] if bottleneck["remedy"])
     assert change["layout"]["tp"] < PLAN.layout.tp
-    assert TraceRecord.of(found).bottlenecks is None
+    assert TraceRecord.of(analysis).bottlenecks is None
 
 
-def test_a_remedy_is_priced_by_the_plan_and_has_less_of_what_was_lost() -> None:
+def test_a_remedy_is_priced_and_has_less_of_the_lost_time() -> None:
     amount = seconds_of_terms(("tp",))
     change = find_remedy(PLAN, 0.0, amount)
     assert change is not None
@@ -158,6 +158,6 @@ def test_a_remedy_is_priced_by_the_plan_and_has_less_of_what_was_lost() -> None:
 
 def test_neighbours_keep_the_devices() -> None:
     for layout in (PLAN.layout, Layout(dp=4, pp=2, schedule="1f1b", micro_batch_seqs=2), Layout(dp=2, tp=4, cp=2)):
-        found = [one for _, one in iterate_neighbours(replace(PLAN, layout=layout))]
-        assert len(found) > 4
-        assert {one.num_devices for one in found} == {layout.num_devices}
+        neighbours = [neighbour for _, neighbour in iterate_neighbours(replace(PLAN, layout=layout))]
+        assert len(neighbours) > 4
+        assert {neighbour.num_devices for neighbour in neighbours} == {layout.num_devices}

@@ -1,4 +1,4 @@
-"""Traces that are written by hand, against what one counts by hand."""
+"""Traces written by hand, against counts by hand."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ BY_HAND = [
 
 
 def test_overlap_and_exposed_time_agree_with_a_hand_count() -> None:
-    found = measure_occupancy(align_clocks([trace(BY_HAND)]).ranks[0])
-    assert found.busy == pytest.approx({"backward": 0.073})
-    assert found.exposed == pytest.approx({"dp": 0.015})
-    assert (found.gaps_s, found.num_gaps) == (pytest.approx(0.002), 1)
-    assert found.between_s == pytest.approx(0.010)
-    assert found.idle_s == pytest.approx(0.027)
-    (overlap,) = found.overlaps
+    occupancy = measure_occupancy(align_clocks([trace(BY_HAND)]).ranks[0])
+    assert occupancy.busy == pytest.approx({"backward": 0.073})
+    assert occupancy.exposed == pytest.approx({"dp": 0.015})
+    assert (occupancy.gaps_s, occupancy.num_gaps) == (pytest.approx(0.002), 1)
+    assert occupancy.between_s == pytest.approx(0.010)
+    assert occupancy.idle_s == pytest.approx(0.027)
+    (overlap,) = occupancy.overlaps
     assert overlap == TrafficOverlap(axis="dp", traffic_s=pytest.approx(0.070), hidden_s=pytest.approx(0.053))
     assert overlap.share == pytest.approx(53 / 70)
 
@@ -101,40 +101,40 @@ def two_ranks() -> list[RankTrace]:
     return [trace(FIRST), trace(SECOND, rank=1, begin_ns=(5 + 7 + 1) * MS, offset_ns=7 * MS, error_ns=2000)]
 
 
-def test_who_comes_last_to_collectives_and_who_waits_for_it() -> None:
+def test_lateness_names_the_last_rank_and_the_time_others_wait() -> None:
     step = align_clocks(two_ranks())
-    first, second = sorted(match_collectives(step).values(), key=lambda one: one.all_arrived)
+    first, second = sorted(match_collectives(step).values(), key=lambda match: match.all_arrived)
     assert (first.last_rank, second.last_rank) == (1, 0)
     assert (first.all_arrived, second.all_arrived) == pytest.approx((0.041, 0.070))
     assert (first.traffic_s, second.traffic_s) == pytest.approx((0.009, 0.005))
-    zero, one = measure_lateness(step)
-    assert (zero.num_met, zero.num_last, one.num_met, one.num_last) == (2, 1, 2, 1)
-    assert one.kept_s == pytest.approx(0.021)  # 20 to 41
-    assert zero.kept_s == pytest.approx(0.004)  # 66 to 70
-    assert (dict(one.by_axis), step.error_s) == (pytest.approx({"dp": 0.021}), 2e-6)
+    first_rank, second_rank = measure_lateness(step)
+    assert (first_rank.num_met, first_rank.num_last, second_rank.num_met, second_rank.num_last) == (2, 1, 2, 1)
+    assert second_rank.kept_s == pytest.approx(0.021)  # 20 to 41
+    assert first_rank.kept_s == pytest.approx(0.004)  # 66 to 70
+    assert (dict(second_rank.by_axis), step.error_s) == (pytest.approx({"dp": 0.021}), 2e-6)
 
 
-def test_ranks_meet_within_their_group_alone() -> None:
+def test_collectives_match_within_their_group_only() -> None:
     quartet = [
-        RankTrace(**{**as_fields(one), "rank": 2 * place + one.rank, "coordinate": {"pp": place, "dp": one.rank}})
+        RankTrace(**{**as_fields(trace), "rank": 2 * place + trace.rank, "coordinate": {"pp": place, "dp": trace.rank}})
         for place in (0, 1)
-        for one in two_ranks()
+        for trace in two_ranks()
     ]
     met = match_collectives(align_clocks(quartet))
-    assert sorted(tuple(sorted(one.spans)) for one in met.values()) == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert sorted(tuple(sorted(match.spans)) for match in met.values()) == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
-def as_fields(one: RankTrace) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__dataclass_fields__}
+def as_fields(trace: RankTrace) -> dict[str, Any]:
+    return {name: getattr(trace, name) for name in trace.__dataclass_fields__}
 
 
-def test_a_stall_is_a_kernel_far_from_its_like_and_so_is_a_gap() -> None:
+def test_a_stall_is_a_kernel_or_a_gap_far_longer_than_similar_ones() -> None:
     usual = [kernel("contract q", 10 * n, 10 * n + 1, path=f"layers.{n}") for n in range(6)]
     slow = kernel("contract q", 60, 90, path="layers.6")
     late = kernel("contract q", 99, 100, path="layers.7")
-    found = find_stalls(align_clocks([trace([*usual, slow, late])]))
-    assert [(one.path, one.in_gap) for one in found] == [("layers.6", False)]
-    assert (found[0].seconds, found[0].usual_s) == pytest.approx((0.030, 0.001))
+    stalls = find_stalls(align_clocks([trace([*usual, slow, late])]))
+    assert [(stall.path, stall.in_gap) for stall in stalls] == [("layers.6", False)]
+    assert (stalls[0].seconds, stalls[0].usual_s) == pytest.approx((0.030, 0.001))
     packed = [kernel("contract q", n, n + 1, path=f"layers.{n}") for n in range(6)]
     (gap,) = find_stalls(align_clocks([trace([*packed, late])]))
     assert (gap.path, gap.in_gap, gap.seconds) == ("layers.7", True, pytest.approx(0.093))
@@ -145,8 +145,8 @@ def test_traces_are_read_as_written_and_damaged_ones_are_refused(tmp_path: Path)
     run = RunFolder(tmp_path)
     with pytest.raises(InputError, match="holds no traces"):
         read_traced_step(run)
-    for one in two_ranks():
-        write_trace(run, one)
+    for rank_trace in two_ranks():
+        write_trace(run, rank_trace)
     assert [rank.trace for rank in read_traced_step(run).ranks] == two_ranks()
     with pytest.raises(InputError, match="found 4; 3 were traced"):
         read_traced_step(run, 4)
@@ -159,7 +159,7 @@ def test_traces_are_read_as_written_and_damaged_ones_are_refused(tmp_path: Path)
         read_trace(path)
 
 
-def test_the_anatomy_of_steps_stacks_what_the_fullest_rank_held(tmp_path: Path) -> None:
+def test_the_anatomy_of_steps_stacks_the_memory_of_the_fullest_rank(tmp_path: Path) -> None:
     run, terms = RunFolder(tmp_path), ("parameters", "activations")
     with pytest.raises(InputError, match="holds no memory"):
         read_memory_traces(run)
@@ -168,7 +168,10 @@ def test_the_anatomy_of_steps_stacks_what_the_fullest_rank_held(tmp_path: Path) 
             samples = (MemorySample(0.0, (10, 0)), MemorySample(1.0, (10, 5 + rank)), MemorySample(2.0, (10, 1)))
             write_memory_trace(run, MemoryTrace(step=step, rank=rank, terms=terms, samples=samples))
     steps = read_memory_traces(run)
-    assert [(one.step, one.rank, one.peak_bytes) for one in steps] == [(1, 1, 16), (2, 1, 16)]
+    assert [(memory_trace.step, memory_trace.rank, memory_trace.peak_bytes) for memory_trace in steps] == [
+        (1, 1, 16),
+        (2, 1, 16),
+    ]
     chart = anatomy_chart(steps, "a model")
     assert [(band.label, max(high for _, _, high in band.edges)) for band in marks_of(chart, Band)] == [
         ("parameters", 10.0),

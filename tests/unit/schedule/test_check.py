@@ -1,4 +1,4 @@
-"""Broken action lists are refused with their first offending action; what is required of stages and micro-batches."""
+"""Broken action lists are refused with their first offending action; requirements on stages and micro-batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_broken_list_is_refused_with_its_first_offence(text: str) -> None:
     assert BROKEN[text] in str(caught.value)
 
 
-def test_a_deadlock_of_ranks_that_wait_for_each_other() -> None:
+def test_a_deadlock_of_ranks_that_wait_for_each_other_is_refused() -> None:
     """Rank 0 sends micro-batch 1 only when micro-batch 0 is back; rank 1 sends 0 back only when it has 1."""
     text = "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1"
     with pytest.raises(
@@ -54,7 +54,7 @@ def test_a_deadlock_of_ranks_that_wait_for_each_other() -> None:
         (Action("F", 1, 0), "stage 1 of micro-batch 0 is on rank 1"),
     ],
 )
-def test_an_action_that_cannot_stand_where_it_does(action: Action, problem: str) -> None:
+def test_an_action_in_an_impossible_place_is_refused(action: Action, problem: str) -> None:
     good = build_actions("1f1b", 2, 2)
     order = ((*good.order[0], (action,)), good.order[1])
     broken = ActionList(name="own", order=order, placement=loop_placement(2, 1), num_micro_batches=2)
@@ -63,13 +63,13 @@ def test_an_action_that_cannot_stand_where_it_does(action: Action, problem: str)
 
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
-def test_every_schedule_is_written_and_read(name: str) -> None:
+def test_every_schedule_is_read_back(name: str) -> None:
     actions = build_actions(name, 1 if name == "none" else 4, 12)
     check_actions(actions)
     assert from_csv(to_csv(actions), name) == actions
 
 
-def test_cells_of_others_that_follow_from_the_order() -> None:
+def test_cells_of_other_tools_that_follow_from_the_order_are_skipped() -> None:
     """PyTorch pads with idle slots, and has rows with messages and with weights' gathers."""
     plain = from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     assert (
@@ -78,7 +78,7 @@ def test_cells_of_others_that_follow_from_the_order() -> None:
     )
 
 
-def test_stages_on_any_rank() -> None:
+def test_stages_may_be_placed_on_any_rank() -> None:
     actions = from_csv("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0")
     assert actions.placement.name == "v"
     actions = from_csv("0F0,1F0,1B0,0B0\n2F0,2B0")
@@ -109,12 +109,12 @@ def test_stages_on_any_rank() -> None:
         (("zb_h3", 4, 6), r"schedule: found 'zb_h3' \(did you mean 'zb_h1' or 'zb_h2'\?\); one of none, afab, 1f1b"),
     ],
 )
-def test_what_schedules_require(arguments: tuple[str, int, int], problem: str) -> None:
+def test_requirements_of_schedules(arguments: tuple[str, int, int], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         build_actions(*arguments)
 
 
-def test_rounds_too_small_and_of_those_who_have_none() -> None:
+def test_invalid_rounds_are_refused() -> None:
     with pytest.raises(InputError, match="found 16 in rounds of 2 on 4 stages; rounds of at least 4"):
         build_actions("interleaved", 4, 16, 2, options=OrderOptions(round_size=2))
     with pytest.raises(InputError, match="round size: found 4 for 1f1b, which has no rounds"):
@@ -134,7 +134,7 @@ def test_a_memory_limit_is_kept_or_refused() -> None:
         build_actions("zb_auto", 4, 16, options=OrderOptions(memory_limit=0.2))
 
 
-def test_names_of_papers_and_engines() -> None:
+def test_names_of_papers_and_engines_are_accepted() -> None:
     assert resolve_schedule_name("GPipe") == "afab"
     assert resolve_schedule_name("LoopedBFS") == "looped_bfs"
     names = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
@@ -143,8 +143,8 @@ def test_names_of_papers_and_engines() -> None:
     ]  # fmt: skip
 
 
-def test_layouts_may_name_those_with_closed_forms() -> None:
-    """Of the others the error says why not."""
+def test_layouts_may_name_schedules_with_closed_forms() -> None:
+    """For other schedules the error states the reason."""
     assert set(ALL_SCHEDULES) - set(SCHEDULES) == {"naive", "zb_auto"}
     with pytest.raises(InputError, match="this one has no closed form; `shardwise schedule` plays it"):
         ALL_SCHEDULES["zb_auto"].in_flight(4, 1, 8, 0)

@@ -28,58 +28,58 @@ def test_1f1b_holds_as_many_micro_batches_as_stages_behind() -> None:
 
 
 @pytest.mark.parametrize(("pp", "virtual"), [(8, 2), (4, 3), (16, 4)])
-def test_interleaving_holds_more_on_the_first_stage(pp: int, virtual: int) -> None:
+def test_interleaving_keeps_more_in_flight_on_the_first_stage(pp: int, virtual: int) -> None:
     """Korthikanti et al. 2022: 1 + (p - 1) / (p v) of 1F1B's memory."""
     ratio = in_flight_interleaved(pp, 10_000, virtual, 0) / in_flight_1f1b(pp, 10_000, 0)
     assert ratio == pytest.approx(1 + (pp - 1) / (pp * virtual))
 
 
-def test_interleaving_8_stages_twice() -> None:
+def test_bubble_of_8_stages_interleaved_twice() -> None:
     assert in_flight_interleaved(8, 10_000, 2, 0) / in_flight_1f1b(8, 10_000, 0) == 1.4375
 
 
 @pytest.mark.parametrize(
-    ("pp", "micro_batches", "virtual", "stage", "held"),
+    ("pp", "micro_batches", "virtual", "stage", "in_flight"),
     [(1, 5, 1, 0, 1), (4, 8, 1, 0, 4), (4, 8, 1, 3, 1), (4, 8, 2, 0, 5.5), (4, 4, 2, 0, 4), (4, 8, 2, 3, 2.5)],
 )
-def test_in_flight_by_schedule(pp: int, micro_batches: int, virtual: int, stage: int, held: float) -> None:
-    assert get_schedule(natural_schedule(pp, virtual)).in_flight(pp, virtual, micro_batches, stage) == held
+def test_in_flight_by_schedule(pp: int, micro_batches: int, virtual: int, stage: int, in_flight: float) -> None:
+    assert get_schedule(natural_schedule(pp, virtual)).in_flight(pp, virtual, micro_batches, stage) == in_flight
 
 
-def test_arrays_give_the_numbers_of_each() -> None:
+def test_closed_forms_of_arrays_equal_those_of_numbers() -> None:
     pp, m, v = np.array([1, 4, 4, 8]), np.array([5, 8, 4, 64]), np.array([1, 1, 2, 2])
     natural = get_schedule(NATURAL)
     rows = [(int(a), int(b), int(c)) for a, b, c in zip(pp, m, v, strict=True)]
-    own = [get_schedule(natural_schedule(a, c)) for a, _, c in rows]
+    schedules = [get_schedule(natural_schedule(a, c)) for a, _, c in rows]
     for stage in (0, 1):
-        alone = [one.in_flight(a, c, b, stage) for one, (a, b, c) in zip(own, rows, strict=True)]
-        assert natural.in_flight(pp, v, m, stage).tolist() == alone
+        single = [schedule.in_flight(a, c, b, stage) for schedule, (a, b, c) in zip(schedules, rows, strict=True)]
+        assert natural.in_flight(pp, v, m, stage).tolist() == single
     passes = PassSeconds(1.0, 2.0)
     assert natural.bubble_s(pp, v, m, passes).tolist() == [
-        one.bubble_s(a, c, b, passes) for one, (a, b, c) in zip(own, rows, strict=True)
+        schedule.bubble_s(a, c, b, passes) for schedule, (a, b, c) in zip(schedules, rows, strict=True)
     ]
-    few, ranks = np.array([1, 3, 5, 7, 16]), np.full(5, 4)
+    counts, ranks = np.array([1, 3, 5, 7, 16]), np.full(5, 4)
     split = PassSeconds(1.0, 2.1, 0.7)
-    for of_v in (get_schedule("zb_v"), get_schedule("interleaved_zb")):
-        alone = [of_v.bubble_s(4, 2, int(b), split) for b in few]
-        assert of_v.bubble_s(ranks, 2 * ranks // ranks, few, split) * np.ones(5) == pytest.approx(alone)
+    for v_schedule in (get_schedule("zb_v"), get_schedule("interleaved_zb")):
+        single = [v_schedule.bubble_s(4, 2, int(b), split) for b in counts]
+        assert v_schedule.bubble_s(ranks, 2 * ranks // ranks, counts, split) * np.ones(5) == pytest.approx(single)
     assert natural.micro_batch_multiple(pp, v).tolist() == [
-        one.micro_batch_multiple(a, c) for one, (a, _, c) in zip(own, rows, strict=True)
+        schedule.micro_batch_multiple(a, c) for schedule, (a, _, c) in zip(schedules, rows, strict=True)
     ]
     assert bubble_ratio(pp, m, v).tolist() == [0, 3 / 8, 3 / 8, 7 / 128]
 
 
 @pytest.mark.parametrize("pp", [1, 2, 7, 8])
 @pytest.mark.parametrize("virtual", [1, 2, 3])
-def test_one_schedule_is_natural_for_any_stages(pp: int, virtual: int) -> None:
+def test_exactly_one_schedule_is_natural_for_any_stages(pp: int, virtual: int) -> None:
     if pp == 1 and virtual > 1:
         return  # no layout has virtual stages without a pipeline
-    found = [name for name, one in SCHEDULES.items() if one.natural and one.supports(pp, virtual)]
-    assert found == [natural_schedule(pp, virtual)]
-    assert all(not SCHEDULES[name].splits_backward and not SCHEDULES[name].bidirectional for name in found)
+    names = [name for name, schedule in SCHEDULES.items() if schedule.natural and schedule.supports(pp, virtual)]
+    assert names == [natural_schedule(pp, virtual)]
+    assert all(not SCHEDULES[name].splits_backward and not SCHEDULES[name].bidirectional for name in names)
 
 
-def test_no_name_stands_for_two_schedules() -> None:
-    names = [name for schedule, one in SCHEDULES.items() for name in (schedule, *one.aliases)]
+def test_every_name_stands_for_a_single_schedule() -> None:
+    names = [name for schedule, values in SCHEDULES.items() for name in (schedule, *values.aliases)]
     assert len(names) == len(set(names))
     assert NATURAL not in schedule_names()

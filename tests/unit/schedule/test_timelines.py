@@ -1,4 +1,4 @@
-"""Schedules played pass by pass: how long ranks wait and what they hold, against the closed forms of their sources."""
+"""Schedules played pass by pass: idle time and micro-batches in flight, against the closed forms of their sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def played(schedule: str, p: int, m: int, v: int = 1, **seconds: float) -> Timel
 @pytest.mark.parametrize("schedule", ["afab", "1f1b", "zb_h1", "zb_h2"])
 @pytest.mark.parametrize(("pp", "forward", "input_", "weight"), PASSES)
 @pytest.mark.parametrize("more", [0, 1, 7])
-def test_stages_wait_as_long_as_the_closed_form_says(
+def test_idle_time_of_stages_equals_the_closed_form(
     schedule: str, pp: int, forward: float, input_: float, weight: float, more: int
 ) -> None:
     """From a stage's first pass to its last: the first stage waits longest. A step ends where its stage ends."""
@@ -47,8 +47,8 @@ def test_stages_wait_as_long_as_the_closed_form_says(
 
 
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2"])
-def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str) -> None:
-    """Too few cut the warm-up short, so the closed forms require as many as it takes."""
+def test_too_few_micro_batches_wait_longer_than_the_closed_form(schedule: str) -> None:
+    """Too few micro-batches cut the warm-up short, so the closed forms require a minimum."""
     form = get_schedule(schedule)
     fewest = int(form.min_micro_batches(4, 1))
     waits = [played(schedule, 4, m).waits()[0] for m in (fewest, fewest - 2)]
@@ -59,11 +59,11 @@ def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str
 @pytest.mark.parametrize("v", [1, 2, 3])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 @pytest.mark.parametrize("backward", [2.0, 1.0, 3.5])
-def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) -> None:
-    """S1: idle over ideal time is (p - 1) / (v m); what is held is p, and of interleaved stages p (1 + (p - 1) / (p v))."""
+def test_bubble_and_memory_of_whole_passes_equal_the_closed_forms(p: int, v: int, rounds: int, backward: float) -> None:
+    """S1: idle over ideal time is (p - 1) / (v m); p are in flight, and with interleaved stages p (1 + (p - 1) / (p v))."""
     m = p * rounds
-    several = ("interleaved", "looped_bfs", "interleaved_breadth_first")
-    for schedule in several if v > 1 else ("1f1b", "afab"):
+    interleaved_schedules = ("interleaved", "looped_bfs", "interleaved_breadth_first")
+    for schedule in interleaved_schedules if v > 1 else ("1f1b", "afab"):
         line = played(schedule, p, m, v, forward=1.0, input=backward / 2, weight=backward / 2)
         form = get_schedule(schedule)
         assert line.bubble == pytest.approx((p - 1) / (v * m))
@@ -74,13 +74,13 @@ def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) 
 @pytest.mark.parametrize("schedule", ["looped_bfs", "interleaved_breadth_first"])
 @pytest.mark.parametrize("m", range(1, 9))
 def test_breadth_first_waits_longer_with_fewer_micro_batches_than_stages(schedule: str, m: int) -> None:
-    form, found = get_schedule(schedule), played(schedule, 4, m, 2)
+    form, line = get_schedule(schedule), played(schedule, 4, m, 2)
     expected = form.bubble_s(4, 2, m, PassSeconds(1.0, 2.0))
-    assert (found.makespan - 3.0 * m == pytest.approx(expected)) == (m >= form.min_micro_batches(4, 2))
-    assert found.peak_activations == tuple(form.in_flight(4, 2, m, rank) for rank in range(4)) or m < 4
+    assert (line.makespan - 3.0 * m == pytest.approx(expected)) == (m >= form.min_micro_batches(4, 2))
+    assert line.peak_activations == tuple(form.in_flight(4, 2, m, rank) for rank in range(4)) or m < 4
 
 
-def test_naive_keeps_one_stage_at_work() -> None:
+def test_the_naive_schedule_runs_a_single_stage_at_a_time() -> None:
     """S1: the bubble of a pipeline that takes one micro-batch at a time is p - 1."""
     for p, m in ((4, 1), (4, 8), (8, 3)):
         line = played("naive", p, m)
@@ -91,13 +91,13 @@ def test_naive_keeps_one_stage_at_work() -> None:
 
 @pytest.mark.parametrize("pp", [2, 4, 6, 8, 12])
 @pytest.mark.parametrize("more", [0, 2, 20])
-@pytest.mark.parametrize("together", [3.0, 2.6])
-def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, together: float) -> None:
-    """On the ranks in the middle, for F, the input's part of B and W of one second each; others wait no longer."""
+@pytest.mark.parametrize("pair_s", [3.0, 2.6])
+def test_idle_time_of_dualpipe_equals_the_closed_form(pp: int, more: int, pair_s: float) -> None:
+    """On the middle ranks, for F, the input's part of B and W of one second each; other ranks wait no longer."""
     form = get_schedule("dualpipe")
     m = 2 * pp + more
-    line = played("dualpipe", pp, m, overlapped=together)
-    expected = form.bubble_s(pp, 1, m, PassSeconds(1.0, 2.0, 1.0, together))
+    line = played("dualpipe", pp, m, overlapped=pair_s)
+    expected = form.bubble_s(pp, 1, m, PassSeconds(1.0, 2.0, 1.0, pair_s))
     assert max(line.idle()) <= expected + 1e-9
     for middle in (pp // 2 - 1, pp // 2):
         assert sum(len(slot) == 2 for slot in line.actions.order[middle]) == form.num_overlapped(pp, 1, m)
@@ -114,13 +114,13 @@ def test_dualpipe_waits_no_longer_where_weight_gradients_are_short() -> None:
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
 @pytest.mark.parametrize("more", [0, 1, 9])
-@pytest.mark.parametrize("together", [3.0, 2.6])
-def test_dualpipe_v_is_dualpipe_of_twice_the_ranks(p: int, more: int, together: float) -> None:
+@pytest.mark.parametrize("pair_s", [3.0, 2.6])
+def test_dualpipe_v_equals_dualpipe_of_twice_the_ranks(p: int, more: int, pair_s: float) -> None:
     """(p - 1) (F&B + B - 3W) of one of its 2p stages, and 2p + 1 of these held: the table of the published implementation."""
     m = 2 * p + more
-    line = played("dualpipe_v", p, m, 2, overlapped=together)
-    twice = played("dualpipe", 2 * p, 2 * m, overlapped=together)
-    expected = (p - 1) * (together + 2.0 - 3.0) / 2
+    line = played("dualpipe_v", p, m, 2, overlapped=pair_s)
+    twice = played("dualpipe", 2 * p, 2 * m, overlapped=pair_s)
+    expected = (p - 1) * (pair_s + 2.0 - 3.0) / 2
     assert max(line.idle()) == pytest.approx(max(twice.idle()) / 2) == pytest.approx(expected, abs=1e-9)
     assert line.peak_activations == (p + 0.5,) * p
     kinds = [[[action.kind for action in slot] for slot in slots] for slots in line.actions.order]
@@ -144,33 +144,31 @@ V_PASSES = [(1.0, 1.0), (0.8, 0.6), (0.8, 1.2), (1.2, 0.6), (1.6, 0.6), (1.6, 1.
 @pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
 @pytest.mark.parametrize(("input_", "weight"), V_PASSES)
 @pytest.mark.parametrize("p", [2, 3, 4, 7])
-def test_a_step_of_a_v_takes_as_long_as_its_closed_form_says(
-    schedule: str, p: int, input_: float, weight: float
-) -> None:
+def test_a_step_of_a_v_schedule_equals_its_closed_form(schedule: str, p: int, input_: float, weight: float) -> None:
     """The micro-batches of a rank, those in pairs together, and the bubble: no rank waits less."""
-    form, whole = get_schedule(schedule), 1.0 + input_ + weight
-    for m, together in ((2 * p, whole), (2 * p + 1, 0.85 * whole), (2 * p + 9, 0.95 * whole)):
-        line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight, overlapped=together)
+    form, passes_s = get_schedule(schedule), 1.0 + input_ + weight
+    for m, pair_s in ((2 * p, passes_s), (2 * p + 1, 0.85 * passes_s), (2 * p + 9, 0.95 * passes_s)):
+        line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight, overlapped=pair_s)
         paired = form.num_overlapped(p, 2, m)
-        work = (m - paired) * whole + paired * together
-        bubble = form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight, together))
+        work = (m - paired) * passes_s + paired * pair_s
+        bubble = form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight, pair_s))
         assert line.makespan == pytest.approx(work + bubble, rel=1e-12)
         assert sum(len(slot) == 2 for slot in line.actions.order[-1]) == 2 * paired
         assert line.peak_activations == (form.in_flight(p, 2, m, 0),) * p
-        # of ZB-V beside the one that is being worked on
+        # ZB-V has another micro-batch in progress
         waiting = [peak - 0.5 * (schedule == "zb_v") for peak in line.peak_waiting]
         assert waiting == [form.num_awaiting_weight_grads(p, 2, m, rank) for rank in range(p)]
 
 
 @pytest.mark.parametrize(("input_", "weight"), V_PASSES)
 @pytest.mark.parametrize("p", [2, 3, 4, 7])
-def test_zb_v_of_few_micro_batches_takes_as_long_as_its_closed_form_says(p: int, input_: float, weight: float) -> None:
-    """Of one to 2p - 1, behind which nothing changes; what waits for its weights' gradients is no more than it says."""
-    form, whole = get_schedule("zb_v"), 1.0 + input_ + weight
+def test_zb_v_of_few_micro_batches_equals_its_closed_form(p: int, input_: float, weight: float) -> None:
+    """From 1 to 2p - 1 micro-batches, after which nothing changes; those that await W are at most the closed form's."""
+    form, passes_s = get_schedule("zb_v"), 1.0 + input_ + weight
     for m in range(1, 2 * p):
         line = played("zb_v", p, m, 2, forward=1.0, input=input_, weight=weight)
         bubble = form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight))
-        assert line.makespan == pytest.approx(m * whole + bubble, rel=1e-12)
+        assert line.makespan == pytest.approx(m * passes_s + bubble, rel=1e-12)
         assert line.peak_activations == tuple(form.in_flight(p, 2, m, rank) for rank in range(p))
         assert all(
             peak - 0.5 <= form.num_awaiting_weight_grads(p, 2, m, rank) for rank, peak in enumerate(line.peak_waiting)
@@ -179,22 +177,22 @@ def test_zb_v_of_few_micro_batches_takes_as_long_as_its_closed_form_says(p: int,
     assert form.bubble_s(p, 2, 2 * p - 1, passes) == pytest.approx(form.bubble_s(p, 2, 10_000, passes))
 
 
-def test_passes_of_a_v_that_are_far_from_alike_take_little_longer_than_the_closed_form_says() -> None:
+def test_unequal_passes_of_a_v_schedule_take_little_longer_than_the_closed_form() -> None:
     for schedule in ("zb_v", "dualpipe_v"):
         form = get_schedule(schedule)
         for p, m in ((2, 4), (3, 6), (8, 16)) + ((2, 2), (3, 4), (8, 9)) * (schedule == "zb_v"):
             for input_, weight in itertools.product((0.8, 1.0, 1.5, 2.5, 4.0), (0.0, 0.1, 0.5, 1.0, 1.6, 2.0)):
                 line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight)
-                whole = 1.0 + input_ + weight
-                closed = m * whole + form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight, whole))
+                passes_s = 1.0 + input_ + weight
+                closed = m * passes_s + form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight, passes_s))
                 assert -1e-12 <= line.makespan / closed - 1 <= (0.016 if m >= 2 * p else 0.035), (p, input_, weight)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 7])
 @pytest.mark.parametrize("v", [2, 3, 5])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_interleaved_zb_takes_as_long_as_its_closed_form_says(p: int, v: int, rounds: int) -> None:
-    """For passes alike or far from it. It holds what 1F1B's first stage does, on every rank."""
+def test_interleaved_zb_equals_its_closed_form(p: int, v: int, rounds: int) -> None:
+    """For equal and unequal passes. Every rank has as many in flight as the first stage of 1F1B."""
     form, m = get_schedule("interleaved_zb"), rounds * p
     for input_, weight in itertools.product((0.3, 1.0, 1.5, 4.0), (0.0, 0.5, 1.0, 2.0, 4.0)):
         line = played("interleaved_zb", p, m, v, forward=1.0, input=input_, weight=weight)
@@ -206,14 +204,14 @@ def test_interleaved_zb_takes_as_long_as_its_closed_form_says(p: int, v: int, ro
     assert [peak - 1 / v for peak in line.peak_waiting] == pytest.approx(waiting)
 
 
-def test_interleaved_zb_of_alike_passes_waits_for_the_last_rank_to_begin() -> None:
+def test_interleaved_zb_of_equal_passes_waits_for_the_last_rank_to_start() -> None:
     """ZB-H1's (p - 1) (F + B - 2W), of passes of a virtual stage; ZB-V's with two of them."""
     assert played("interleaved_zb", 4, 8, 3).makespan == pytest.approx(3 * 8 + 3 / 3)
     assert played("interleaved_zb", 4, 8, 2).makespan == pytest.approx(played("zb_v", 4, 8, 2).makespan)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 6), (4, 7), (8, 16)])
-def test_the_automatic_order_of_passes_that_take_alike_is_zb_h2s(p: int, m: int) -> None:
+def test_the_automatic_order_of_equal_passes_is_that_of_zb_h2(p: int, m: int) -> None:
     """Within 1F1B's memory it takes as long as ZB-H1: as a layout's schedule it would be one of the two by another name."""
     assert build_actions("zb_auto", p, m).order == build_actions("zb_h2", p, m).order
     within = play_actions(build_actions("zb_auto", p, m, options=OrderOptions(memory_limit=1.0)))
@@ -222,7 +220,7 @@ def test_the_automatic_order_of_passes_that_take_alike_is_zb_h2s(p: int, m: int)
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 @pytest.mark.parametrize("p", [1, 2, 4])
-def test_a_schedule_says_where_its_list_has_the_stages(name: str, p: int) -> None:
+def test_placement_of_a_schedule_equals_that_of_its_list(name: str, p: int) -> None:
     for v in (1, 2, 3):
         m = 4 * p
         if not find_problems(name, p, m, v):
@@ -230,7 +228,7 @@ def test_a_schedule_says_where_its_list_has_the_stages(name: str, p: int) -> Non
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (3, 4), (4, 6), (8, 3), (8, 14)])
-def test_zb_v_takes_few_micro_batches(p: int, m: int) -> None:
+def test_zb_v_accepts_few_micro_batches(p: int, m: int) -> None:
     line = played("zb_v", p, m, 2)
     assert sum(len(slots) for slots in line.actions.order) == 6 * p * m
     assert line.local_bubble > 0
@@ -238,7 +236,7 @@ def test_zb_v_takes_few_micro_batches(p: int, m: int) -> None:
 
 @pytest.mark.parametrize("size", [4, 6, 8, 12, 16])
 def test_rounds_between_depth_first_and_breadth_first(size: int) -> None:
-    """Llama 3.1's tunable: micro-batches of a virtual stage in a row. The bubble stays, what is held grows with them."""
+    """Llama 3.1's tunable: micro-batches of a virtual stage in a row. The bubble stays; the number in flight grows with them."""
     actions = build_actions("interleaved", 4, 16, 3, options=OrderOptions(round_size=size))
     line = play_actions(actions)
     assert line.bubble == pytest.approx(3 / (3 * 16))
@@ -257,19 +255,17 @@ def test_the_share_of_messages_in_a_bubble() -> None:
 @pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe_v", "zb_v"])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 8), (4, 7), (4, 12), (6, 12), (8, 32)])
 @pytest.mark.parametrize("ratio", [0.7, 1.0, 1.5, 1.9, 2.5, 8.0])
-def test_what_waits_is_held_beside_as_many_as_the_list_has_in_flight(
-    schedule: str, p: int, m: int, ratio: float
-) -> None:
-    """Bytes by which W's inputs weigh as much as `ratio` times what is saved: from the list's order, and by the moments."""
+def test_peaks_with_waiting_tensors_equal_those_of_the_list(schedule: str, p: int, m: int, ratio: float) -> None:
+    """Bytes where W's inputs take `ratio` times the saved bytes: from the list's order, and by the moments of the closed form."""
     form, v = get_schedule(schedule), 1 if schedule == "dualpipe" else 2
     if m < form.min_micro_batches(p, v) or m % 2:
         m = max(form.min_micro_batches(p, v), m + 1)
     for rank, slots in enumerate(build_actions(schedule, p, m, v).order):
-        saved, waiting, most = 0, 0, 0.0
+        saved, waiting, peak = 0, 0, 0.0
         for slot in slots:
             for kind, _, _ in slot:
                 saved, waiting = saved + SAVED_CHANGE[kind], waiting + AWAITING_CHANGE[kind]
-                most = max(most, saved + waiting * ratio)
+                peak = max(peak, saved + waiting * ratio)
         more = max(ratio - 1, 0.0)
-        moments = (v * held + more * (v * waits + 1) for held, waits in form.other_peaks(p, v, m, rank))
-        assert max(v * form.in_flight(p, v, m, rank), *moments) == pytest.approx(most), rank
+        moments = (v * in_flight + more * (v * waits + 1) for in_flight, waits in form.other_peaks(p, v, m, rank))
+        assert max(v * form.in_flight(p, v, m, rank), *moments) == pytest.approx(peak), rank

@@ -18,19 +18,19 @@ NUM_CASES = 200
 WITHIN = 1.02  # of the least makespan
 
 
-def automatic(p: int, m: int, durations: Durations, most: int) -> Timeline:
-    actions = build_actions("zb_auto", p, m, 1, durations, OrderOptions(most / p))
+def automatic(p: int, m: int, durations: Durations, limit: int) -> Timeline:
+    actions = build_actions("zb_auto", p, m, 1, durations, OrderOptions(limit / p))
     check_actions(actions)
     line = play_actions(actions, durations)
-    assert max(line.peak_activations) <= most
+    assert max(line.peak_activations) <= limit
     return line
 
 
 def uneven(draw: random.Random, p: int) -> Durations:
     """Quarters of a second, so that sums are exact."""
 
-    def seconds(most: int) -> tuple[float, ...]:
-        return tuple(draw.randint(1, most) / 4 for _ in range(p))
+    def seconds(max_quarters: int) -> tuple[float, ...]:
+        return tuple(draw.randint(1, max_quarters) / 4 for _ in range(p))
 
     return Durations(forward=seconds(8), input=seconds(8), weight=seconds(8), message=draw.randint(0, 4) / 4)
 
@@ -46,7 +46,7 @@ def uneven(draw: random.Random, p: int) -> Durations:
         (Durations(forward=(1.0, 1.0), input=(1.0, 1.0), weight=(3.0, 3.0)), 20.0),
     ],
 )
-def test_what_is_left_takes_as_long_as_the_rank_with_most_and_what_must_follow(
+def test_the_lower_bound_is_the_work_of_the_busiest_rank_and_what_must_follow(
     durations: Durations, bound: float
 ) -> None:
     beam = BeamSearch(2, 4, durations, 8)
@@ -55,19 +55,19 @@ def test_what_is_left_takes_as_long_as_the_rank_with_most_and_what_must_follow(
     assert bound <= automatic(2, 4, durations, 8).makespan
 
 
-def test_it_is_near_the_best_of_all_orders() -> None:
+def test_the_automatic_order_is_near_the_best_of_all_orders() -> None:
     draw = random.Random(2026)
-    off = []
+    ratios = []
     for _ in range(NUM_CASES):
         p, m = draw.choice((2, 3)), draw.randint(2, 4)
-        durations, most = uneven(draw, p), draw.randint(1, 2 * p)
-        found = automatic(p, m, durations, most).makespan
-        off.append(found / least_makespan(p, m, durations, most, found))
-    assert max(off) <= WITHIN
+        durations, limit = uneven(draw, p), draw.randint(1, 2 * p)
+        makespan = automatic(p, m, durations, limit).makespan
+        ratios.append(makespan / least_makespan(p, m, durations, limit, makespan))
+    assert max(ratios) <= WITHIN
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_judge_needs_no_hint(seed: int) -> None:
+def test_the_exact_solver_needs_no_known_makespan(seed: int) -> None:
     draw = random.Random(seed)
     durations = uneven(draw, 2)
     best = least_makespan(2, 3, durations, 2, float("inf"))
@@ -75,8 +75,9 @@ def test_the_judge_needs_no_hint(seed: int) -> None:
     assert best <= play_actions(build_actions("zb_h1", 2, 3), durations).makespan
 
 
-def test_the_judge_by_hand() -> None:
-    """Two stages, one micro-batch: F F I I W one after the other, the second W beside them; of two with one held, twice that."""
+def test_the_exact_solver_by_hand() -> None:
+    """Two stages, one micro-batch: F F I I W in sequence, the second W beside them; two micro-batches with a limit of one:
+    twice that."""
     even = Durations.even(2)
     assert least_makespan(2, 1, even, 1, float("inf")) == 5.0
     assert least_makespan(2, 2, even, 1, float("inf")) == 10.0
@@ -84,7 +85,7 @@ def test_the_judge_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_is_never_worse_than_zb_h1_within_its_memory(seed: int) -> None:
+def test_the_automatic_order_is_never_worse_than_zb_h1_within_its_memory(seed: int) -> None:
     draw = random.Random(seed)
     p, m = draw.randint(2, 8), draw.randint(1, 24)
     durations = uneven(draw, p)
@@ -92,32 +93,32 @@ def test_it_is_never_worse_than_zb_h1_within_its_memory(seed: int) -> None:
     assert automatic(p, m, durations, 2 * p).makespan <= play_actions(build_actions("zb_h2", p, m), durations).makespan
 
 
-def test_twice_the_memory_leaves_no_bubble_where_passes_take_alike() -> None:
+def test_twice_the_memory_leaves_no_bubble_with_equal_passes() -> None:
     """Qi et al. 2023, table 1; from a stage's first pass to its last."""
     line = automatic(4, 12, Durations.even(4), 8)
     assert line.local_bubble == pytest.approx(0.0, abs=1e-9)
     assert automatic(4, 12, Durations.even(4), 4).makespan == line.makespan == 36.0 + 3.0
 
 
-def test_it_beats_zb_h1_where_passes_take_differently() -> None:
+def test_the_automatic_order_beats_zb_h1_with_unequal_passes() -> None:
     """Long messages and short weights' gradients: more passes ahead, as far as memory allows, wait for less."""
     durations = Durations.even(8, times=PassTimes(1.0, 1.2, 0.7, message_s=0.1))
     h1 = play_actions(build_actions("zb_h1", 8, 32), durations).makespan
-    limits = [automatic(8, 32, durations, most).makespan for most in (4, 6, 8, 12, 16)]
+    limits = [automatic(8, 32, durations, limit).makespan for limit in (4, 6, 8, 12, 16)]
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] < h1 - 5.0
 
 
-def test_little_memory_is_kept_to() -> None:
+def test_a_low_memory_limit_is_kept() -> None:
     line = automatic(4, 8, Durations.even(4), 1)
     assert line.peak_activations == (1.0,) * 4
 
 
 @pytest.mark.parametrize(("budget", "tried"), [(1, 3), (7, 7), (10**6, 36)])
-def test_of_a_large_pipeline_only_the_first_orders_are_tried(
+def test_only_the_first_orders_of_a_large_pipeline_are_tried(
     budget: int, tried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At least three, one for each least gap; with room for all of them those of six slopes, with one more ahead or not."""
+    """At least three, one for each least gap; if there is room for all, those of six slopes, with and without one more ahead."""
     p, m = 5, 60
     monkeypatch.setattr(zero_bubble_search, "FILL_BUDGET", budget * 3 * p * m)
     durations = Durations(forward=(1.0,) * p, input=(1.0,) * p, weight=(1.0,) * p, message=0.0)

@@ -1,4 +1,4 @@
-"""Derivations that a search of a model with several kinds of layers makes: counts, which no machine changes."""
+"""Number of derivations in a search of a model with several kinds of layers, which does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ RECOMPUTE = ("none", "full")
 
 
 def test_a_hybrid_derives_each_kind_in_the_modes_that_layouts_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below ZeRO-3 no pass gathers weights, so a kind is derived with recomputation under ZeRO-3 alone; a mode that no layout
-    has, such as asynchronous tensor parallelism without sequence parallelism, is not derived at all."""
+    """Below ZeRO-3 no pass gathers weights, so a kind is derived with recomputation under ZeRO-3 only. Modes without layouts,
+    such as asynchronous tensor parallelism without sequence parallelism, are not derived."""
     derived: list[tuple[str, ShardingScheme]] = []
     derive = unit_inputs.derive_cost_inputs
 

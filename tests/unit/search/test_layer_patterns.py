@@ -1,4 +1,4 @@
-"""Models with a pattern of layers: the search's tables against the price of each layout, and kinds against what they replace."""
+"""Models with a pattern of layers: the search's tables against the price of each layout, and equivalent spellings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_leading_dense_layers_written_as_a_kind_cost_the_same(text: str) -> None
         layer_pattern=("lead", f"block*{model.num_layers - 1}"),
     )  # fmt: skip
     cluster = load_cluster("h100:8")
-    first, second = (estimate(Problem(one, cluster, JOB), layout) for one in (model, as_kind))
+    first, second = (estimate(Problem(variant, cluster, JOB), layout) for variant in (model, as_kind))
     assert first.time == pytest.approx(second.time, rel=1e-12)
     assert first.memory == pytest.approx(second.memory, rel=1e-12)
 
@@ -115,10 +115,10 @@ def test_a_plan_of_a_hybrid_balances_its_stages() -> None:
 def test_a_budget_of_a_hybrid_is_kept(model: Architecture) -> None:
     """Tensors of each kind of layer are chosen; more bytes are no slower."""
     problem, layout = Problem(model, load_cluster("h100:8"), replace(JOB, seq_len=8192)), Layout(fsdp=8, zero_stage=3)
-    most = max(activation_bytes_by_stage(Pricing(problem, layout)))
+    full_bytes = max(activation_bytes_by_stage(Pricing(problem, layout)))
     seconds = []
     for share in (0.3, 0.6, 0.9):
-        budget = int(share * most / 1e9)
+        budget = int(share * full_bytes / 1e9)
         fitted = fit_recompute_budget(problem, replace(layout, recompute=f"budget:{budget}GB"))
         pricing = Pricing(problem, fitted)
         assert 0.5 * budget * 1e9 < max(activation_bytes_by_stage(pricing)) <= budget * 1e9
@@ -139,6 +139,6 @@ def test_a_budget_of_a_hybrid_is_kept(model: Architecture) -> None:
     ],
     ids=str,
 )
-def test_what_a_kind_does_not_have_is_refused(layout: Layout, problem: str) -> None:
-    found = violations(HYBRID, JOB, layout.num_devices, layout)
-    assert any(problem in line for line in found), found
+def test_choices_impossible_for_a_kind_are_refused(layout: Layout, problem: str) -> None:
+    lines = violations(HYBRID, JOB, layout.num_devices, layout)
+    assert any(problem in line for line in lines), lines

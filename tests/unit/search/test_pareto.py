@@ -1,4 +1,4 @@
-"""What is kept of a stream of rows is what is kept of all of them at once, and what bounds leave out changes nothing."""
+"""A stream of rows keeps what all rows at once would keep, and rows skipped by bounds change nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CAPACITY, NUM_FACTORISATIONS, NUM_LINES = 60.0, 6, 3
 def stream(
     seed: int, num_chunks: int, num_columns: int, *, bounded: bool
 ) -> tuple[BestRows, list[RankedRow], list[tuple[int, bool]]]:
-    """A front that took random rows, of few different values so that there are equals, and all of the rows, with the
-    factorisation and the evenness of each. `bounded`: it took no columns whose bound says that none of their rows is kept."""
+    """A front that received random rows with few different values (so that some are equal), all of the rows, and the
+    factorisation and evenness of each. `bounded`: columns whose bound excludes all of their rows are skipped."""
     rng = np.random.default_rng(seed)
     front, rows, marks = BestRows(5, CAPACITY, NUM_FACTORISATIONS), [], []
     for policy in range(num_chunks):
@@ -32,11 +32,13 @@ def stream(
                 rows.append((float(seconds[line, i]), float(memory[line, i]), where))
                 marks.append((int(factorisation[i]), bool(chunk.even[i])))
         if bounded:
-            kept = np.flatnonzero(front.may_be_kept(bound, memory, fits, chunk))
-            if not len(kept):
+            columns = np.flatnonzero(front.may_be_kept(bound, memory, fits, chunk))
+            if not len(columns):
                 continue
-            chunk = RowBlock(candidate[kept], chunk.placed[kept], policy, factorisation[kept], chunk.even[kept])
-            seconds, memory, fits = seconds[:, kept], memory[:, kept], fits[:, kept]
+            chunk = RowBlock(
+                candidate[columns], chunk.placed[columns], policy, factorisation[columns], chunk.even[columns]
+            )
+            seconds, memory, fits = seconds[:, columns], memory[:, columns], fits[:, columns]
         front.add(seconds, memory, fits, chunk)
     return front, rows, marks
 
@@ -46,7 +48,7 @@ SIZES = pytest.mark.parametrize(("num_chunks", "num_columns"), [(1, 1), (1, 70),
 
 @pytest.mark.parametrize("seed", range(5))
 @SIZES
-def test_a_stream_keeps_what_all_rows_together_keep(seed: int, num_chunks: int, num_columns: int) -> None:
+def test_a_stream_keeps_what_all_rows_at_once_would_keep(seed: int, num_chunks: int, num_columns: int) -> None:
     front, rows, _ = stream(seed, num_chunks, num_columns, bounded=False)
     fitting = [row for row in rows if row[1] <= CAPACITY]
     assert (front.num_rows, front.num_timed, front.num_fitting) == (len(rows), len(rows), len(fitting))
@@ -54,8 +56,8 @@ def test_a_stream_keeps_what_all_rows_together_keep(seed: int, num_chunks: int, 
     assert front.least_memory in rows
     assert front.rows == sorted(fitting)[:5]
     beaten = {
-        row for row in fitting for other in fitting
-        if other[0] <= row[0] and other[1] <= row[1] and other[:2] != row[:2]
+        row for row in fitting for better in fitting
+        if better[0] <= row[0] and better[1] <= row[1] and better[:2] != row[:2]
     }  # fmt: skip
     assert [row[:2] for row in front.pareto] == sorted(
         {row[:2] for row in fitting if row not in beaten}, key=lambda row: row[1]
@@ -64,20 +66,20 @@ def test_a_stream_keeps_what_all_rows_together_keep(seed: int, num_chunks: int, 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_fastest_of_each_factorisation_of_all_and_of_even_batches(seed: int) -> None:
+def test_the_fastest_rows_are_kept_by_factorisation_for_all_and_for_even_batches(seed: int) -> None:
     front, rows, marks = stream(seed, 8, 20, bounded=False)
-    for found, only_even in ((front.fastest, False), (front.fastest_even, True)):
+    for fastest, only_even in ((front.fastest, False), (front.fastest_even, True)):
         expected: dict[int, float] = {}
         for row, (factorisation, even) in zip(rows, marks, strict=True):
             if row[1] <= CAPACITY and (even or not only_even):
                 expected[factorisation] = min(row[0], expected.get(factorisation, row[0]))
-        assert [row[0] for row in found.rows] == [seconds for _, seconds in sorted(expected.items())]
-        assert set(found.rows) <= set(rows)
+        assert [row[0] for row in fastest.rows] == [seconds for _, seconds in sorted(expected.items())]
+        assert set(fastest.rows) <= set(rows)
 
 
 @pytest.mark.parametrize("seed", range(20))
 @SIZES
-def test_bounds_leave_out_nothing_that_is_kept(seed: int, num_chunks: int, num_columns: int) -> None:
+def test_bounds_skip_no_kept_row(seed: int, num_chunks: int, num_columns: int) -> None:
     front, rows, _ = stream(seed, num_chunks, num_columns, bounded=True)
     every, same, _ = stream(seed, num_chunks, num_columns, bounded=False)
     assert rows == same

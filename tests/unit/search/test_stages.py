@@ -1,4 +1,4 @@
-"""Layers of pipeline stages by what they cost: the dynamic program against every division, and what a plan makes of it."""
+"""Layers of pipeline stages by their cost: the dynamic program against every division, and its use in plans."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def cluster(devices: int) -> Cluster:
 
 
 def every_division(layout: Layout, num_layers: int) -> list[tuple[int, ...]]:
-    found = []
+    divisions = []
     for cut in itertools.combinations_with_replacement(range(num_layers + 1), layout.pp - 1):
         layers = tuple(b - a for a, b in itertools.pairwise((0, *cut, num_layers)))
         if not violations(
             replace(DENSE, num_layers=num_layers), JOB, layout.pp, replace(layout, layers_per_stage=layers)
         ):
-            found.append(layers)
-    return found
+            divisions.append(layers)
+    return divisions
 
 
-@pytest.mark.parametrize("model", [DENSE, LEADING, HYBRID, PREDICTING], ids=lambda one: one.name)
+@pytest.mark.parametrize("model", [DENSE, LEADING, HYBRID, PREDICTING], ids=lambda model: model.name)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -67,7 +67,7 @@ def every_division(layout: Layout, num_layers: int) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
-    found = balance_stages(Pricing(Problem(model, cluster(layout.pp), JOB), layout), EVERYTHING)
+    balanced = balance_stages(Pricing(Problem(model, cluster(layout.pp), JOB), layout), EVERYTHING)
 
     def seconds(layers: tuple[int, ...] | None) -> float:
         return float(
@@ -76,37 +76,37 @@ def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
 
     divisions = [seconds(layers) for layers in every_division(layout, model.num_layers)]
     assert len(divisions) > 5
-    assert seconds(found.layers_per_stage) == pytest.approx(min(divisions), rel=1e-12)
+    assert seconds(balanced.layers_per_stage) == pytest.approx(min(divisions), rel=1e-12)
 
 
 def test_a_large_head_has_fewer_layers_beside_it() -> None:
-    found = balance_stages(Pricing(Problem(DENSE, cluster(3), JOB), Layout(pp=3, schedule="1f1b")), EVERYTHING)
-    assert found.layers_per_stage is not None
-    *others, last = found.layers_per_stage
-    assert last < min(others)
+    balanced = balance_stages(Pricing(Problem(DENSE, cluster(3), JOB), Layout(pp=3, schedule="1f1b")), EVERYTHING)
+    assert balanced.layers_per_stage is not None
+    *earlier, last = balanced.layers_per_stage
+    assert last < min(earlier)
 
 
 def test_the_memory_of_a_device_bounds_its_layers() -> None:
-    """With any memory the fastest division that fits is found, where one is faster than even stages; with less it is another."""
+    """For any memory the result is the fastest division that fits, if it is faster than even stages; it changes with memory."""
     model, layout = replace(DENSE, num_layers=12, vocab_size=64_000), Layout(pp=4, schedule="1f1b")
     pricing = Pricing(Problem(model, cluster(4), JOB), layout)
-    every = (replace(layout, layers_per_stage=one) for one in every_division(layout, model.num_layers))
-    priced = [(one, estimate(Problem(model, cluster(4), JOB), one)) for one in every]
-    found = set()
-    for room in {one.memory_bytes for _, one in priced}:
-        best = min(one.step_time_s for _, one in priced if one.memory_bytes <= room)
+    every = (replace(layout, layers_per_stage=layers) for layers in every_division(layout, model.num_layers))
+    priced = [(candidate, estimate(Problem(model, cluster(4), JOB), candidate)) for candidate in every]
+    chosen = set()
+    for room in {priced_step.memory_bytes for _, priced_step in priced}:
+        best = min(priced_step.step_time_s for _, priced_step in priced if priced_step.memory_bytes <= room)
         bounded = balance_stages(pricing, room)
         if best < float(pricing.slowest_s()):
             estimated = estimate(Problem(model, cluster(4), JOB), bounded)
             assert (estimated.step_time_s, estimated.memory_bytes <= room) == (pytest.approx(best, rel=1e-12), True)
-            found.add(bounded)
+            chosen.add(bounded)
         else:
             assert bounded == layout
-    assert len(found) > 1
+    assert len(chosen) > 1
 
 
 @pytest.mark.parametrize("text", ["fsdp=2", "pp=2 num_virtual_stages=3"])
-def test_without_a_pipeline_or_with_virtual_stages_nothing_is_divided(text: str) -> None:
+def test_layers_are_not_balanced_without_a_pipeline_or_with_virtual_stages(text: str) -> None:
     layout = Layout.parse(text)
     assert balance_stages(Pricing(Problem(DENSE, cluster(2), JOB), layout), EVERYTHING) is layout
 
@@ -115,7 +115,7 @@ def planned(**pins: Any) -> Any:
     return make_plan(Problem(DENSE, cluster(8), JOB), choices=Choices().with_pins({"pp": 4, "tp": 2, **pins}, {}))
 
 
-def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
+def test_a_plan_balances_its_stages_unless_pinned() -> None:
     balanced_plan, even = planned(num_virtual_stages=1), planned(num_virtual_stages=1, stages="even")
     assert balanced_plan.layout.layers_per_stage is not None
     assert even.layout.layers_per_stage is None
@@ -123,8 +123,8 @@ def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
     assert balanced_plan.estimate.waste["stages"] < even.estimate.waste["stages"]
 
 
-def test_virtual_stages_of_a_search_are_alike() -> None:
-    """Others are there where they are asked for."""
+def test_a_search_has_equal_virtual_stages() -> None:
+    """Uneven ones are used on request."""
     rows = search_layouts(Problem(DENSE, cluster(8), JOB), choices=Choices().with_pins({"pp": 2}, {})).best
     assert {row.layout.num_virtual_stages for row in rows} == {1}  # 9 and 11 over 2 v
     longer = replace(DENSE, num_layers=10)
@@ -135,7 +135,7 @@ def test_virtual_stages_of_a_search_are_alike() -> None:
     ).best
 
 
-def test_the_planned_stages_are_priced_as_anyone_prices_them() -> None:
-    found = planned(num_virtual_stages=1)
-    again = estimate(Problem(found.model, found.cluster, found.job), found.layout)
-    assert again == found.estimate
+def test_the_estimate_of_a_plan_equals_a_separate_estimate() -> None:
+    plan = planned(num_virtual_stages=1)
+    separate = estimate(Problem(plan.model, plan.cluster, plan.job), plan.layout)
+    assert separate == plan.estimate

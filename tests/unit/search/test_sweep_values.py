@@ -1,4 +1,4 @@
-"""What `--sweep` takes: ranges, lists, names; what is refused, and how it is said."""
+"""Values of `--sweep`: ranges, lists, names; refusals and their messages."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from shardwise.values.errors import InputError
         ("recompute_layers=1:4:+1", (1, 2, 3, 4)),
     ],
 )
-def test_values(text: str, values: tuple[object, ...]) -> None:
+def test_ranges_and_lists_are_parsed(text: str, values: tuple[object, ...]) -> None:
     assert parse_sweep(text) == Sweep(name=text.partition("=")[0].strip(), values=values)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("gpus", "found 'gpus'; NAME=VALUES is required, such as gpus=64:4096:x2"),
         ("gpus=", "NAME=VALUES is required"),
@@ -73,11 +73,11 @@ def test_values(text: str, values: tuple[object, ...]) -> None:
         ("sequence_parallel=yes,no", "true or false is required"),
     ],
 )  # fmt: skip
-def test_what_is_refused(text: str, said: str) -> None:
+def test_invalid_sweeps_are_refused_with_the_fix(text: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_sweep(text)
     assert str(refused.value).startswith("--sweep")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_all_names_that_a_pin_takes_can_be_swept() -> None:
@@ -85,7 +85,7 @@ def test_all_names_that_a_pin_takes_can_be_swept() -> None:
     assert set(COUNT_NAMES) < set(SWEEPABLE)
 
 
-def test_everything_that_is_wrong_with_several_is_said() -> None:
+def test_all_problems_of_several_sweeps_are_reported() -> None:
     with pytest.raises(InputError) as refused:
         parse_sweeps(["gpus=8:4:x2", "tpp=1,2"])
     assert len(refused.value.problems) == 2
@@ -97,7 +97,7 @@ def test_everything_that_is_wrong_with_several_is_said() -> None:
     )
 
 
-def test_a_sweep_has_an_end() -> None:
+def test_the_number_of_points_is_bounded() -> None:
     assert len(parse_sweep(f"gpus=1:{MAX_POINTS}:+1").values) == MAX_POINTS
     assert parse_sweeps([f"gpus=1:{MAX_POINTS}:+1"])
     for texts in ([f"gpus=1:{MAX_POINTS + 1}:+1"], ["batch=1:1e17:+1"], ["gpus=1:50:+1", "tp=1:21:+1"]):
@@ -105,7 +105,7 @@ def test_a_sweep_has_an_end() -> None:
             parse_sweeps(texts)
 
 
-def test_the_points_of_a_grid() -> None:
+def test_points_of_a_grid() -> None:
     points = list(grid_points(parse_sweeps(["tp=1,2", "recompute=none,full"])))
     assert points == [
         {"tp": 1, "recompute": "none"}, {"tp": 1, "recompute": "full"}, {"tp": 2, "recompute": "none"},
@@ -120,9 +120,9 @@ def test_the_points_of_a_grid() -> None:
         ("gpus=4x4x8,4x4x4,8x8x8", False), ("model=a,b", False), ("async_tp=false,true", False),
     ],
 )  # fmt: skip
-def test_what_has_an_order(text: str, ordered: bool) -> None:
+def test_values_with_an_order(text: str, ordered: bool) -> None:
     assert parse_sweep(text).is_ordered == ordered
 
 
-def test_values_as_reports_write_them() -> None:
+def test_values_are_printed_as_in_reports() -> None:
     assert [format_value(value) for value in (4096, True, "full")] == ["4,096", "true", "full"]

@@ -1,4 +1,4 @@
-"""What the tables of a search hold while they are made."""
+"""Contents of a search's tables while they are built."""
 
 from __future__ import annotations
 
@@ -31,42 +31,44 @@ MODEL, CLUSTER = load_model("tiny-moe-19m"), load_cluster("h100:8")
 JOB = Job(global_batch_tokens=2**18, seq_len=512)
 
 
-def test_what_kernels_do_is_not_kept_for_other_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search prices its arrays at one rate; all that kernels do there would be larger than the tables."""
+def test_work_of_kernels_is_not_kept_after_pricing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search prices its arrays at a single rate; the work of all kernels would be larger than the tables."""
     arrays: list[weakref.ref[Any]] = []
     work, activation = UnitPricer.work, UnitPricer.activation
 
-    def seen(self: UnitPricer, *given: Any) -> KernelWork:
-        found = work(self, *given)
-        arrays.append(weakref.ref(found.num_bytes))
-        return found
+    def recorded_work(self: UnitPricer, *arguments: Any) -> KernelWork:
+        kernel_work = work(self, *arguments)
+        arrays.append(weakref.ref(kernel_work.num_bytes))
+        return kernel_work
 
-    def priced(self: UnitPricer, *given: Any) -> ActivationCost:
-        found = activation(self, *given)
+    def priced(self: UnitPricer, *arguments: Any) -> ActivationCost:
+        cost = activation(self, *arguments)
         assert not [array for array in arrays if array() is not None]
-        return found
+        return cost
 
-    monkeypatch.setattr(UnitPricer, "work", seen)
+    monkeypatch.setattr(UnitPricer, "work", recorded_work)
     monkeypatch.setattr(UnitPricer, "activation", priced)
     assert search_layouts(Problem(MODEL, CLUSTER, JOB), choices=Choices(micro_batch_seqs=(1, 2))).num_layouts
     assert arrays
 
 
-def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all the modes that are compared only what moves is told apart by what it moves over."""
+def test_columns_of_sizes_have_no_row_for_each_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only traffic depends on the links, for all modes of the search."""
     activation, lengths = UnitPricer.activation, set()
 
     def priced(
         self: UnitPricer, name: str, scheme: ShardingScheme, values: SymbolValues, links: GroupLinks
     ) -> ActivationCost:
-        found = activation(self, name, scheme, values, links)
-        columns = [getattr(found, field.name) for field in fields(found)]
-        of_sizes = {np.shape(column) for column in columns if not isinstance(column, dict)}
-        moved = {np.shape(column) for traffic in columns if isinstance(traffic, dict) for column in traffic.values()}
-        assert of_sizes <= {(), np.shape(values["micro_batch_seqs"])}
-        assert moved <= {(), np.shape(links.sizes)}
+        cost = activation(self, name, scheme, values, links)
+        columns = [getattr(cost, field.name) for field in fields(cost)]
+        compute_shapes = {np.shape(column) for column in columns if not isinstance(column, dict)}
+        traffic_shapes = {
+            np.shape(column) for traffic in columns if isinstance(traffic, dict) for column in traffic.values()
+        }
+        assert compute_shapes <= {(), np.shape(values["micro_batch_seqs"])}
+        assert traffic_shapes <= {(), np.shape(links.sizes)}
         lengths.add((len(values["micro_batch_seqs"]), len(links.sizes)))
-        return found
+        return cost
 
     monkeypatch.setattr(UnitPricer, "activation", priced)
     search_layouts(Problem(MODEL, load_cluster("h100:16"), JOB), choices=Choices(micro_batch_seqs=(1, 2)))
@@ -74,12 +76,12 @@ def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest
     assert lengths
 
 
-def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel at the same values, and a collective of the same bytes over the same links, whatever schemes have them."""
+def test_work_shared_by_families_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel at the same values, and a collective of the same bytes over the same links, in any number of schemes."""
     kernels: Counter[Hashable] = Counter()
     collectives: Counter[Hashable] = Counter()
-    asked: Counter[str] = Counter()
-    alive: list[object] = []  # so that identities stay their own
+    requests: Counter[str] = Counter()
+    alive: list[object] = []  # so that identities are not reused
     work, kernel_s, of_unit = UnitPricer.work, UnitPricer.kernel_s, UnitPricer.collective_s
 
     def worked_out(self: UnitPricer, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> KernelWork:
@@ -92,14 +94,14 @@ def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> 
         collectives[kind, axes, np.asarray(num_bytes).tobytes(), id(links), copies] += 1
         return collective_s(kind, axes, num_bytes, links, copies)
 
-    def asked_for(name: str, usual: Callable[..., Value]) -> Callable[..., Value]:
-        return lambda *given: asked.update([name]) or usual(*given)
+    def counted(name: str, usual: Callable[..., Value]) -> Callable[..., Value]:
+        return lambda *arguments: requests.update([name]) or usual(*arguments)
 
     monkeypatch.setattr(UnitPricer, "work", worked_out)
     monkeypatch.setattr(unit_cost, "collective_s", moved)
-    monkeypatch.setattr(UnitPricer, "kernel_s", asked_for("kernels", kernel_s))
-    monkeypatch.setattr(UnitPricer, "collective_s", asked_for("collectives", of_unit))
+    monkeypatch.setattr(UnitPricer, "kernel_s", counted("kernels", kernel_s))
+    monkeypatch.setattr(UnitPricer, "collective_s", counted("collectives", of_unit))
     search_layouts(Problem(MODEL, CLUSTER, JOB), choices=Choices(micro_batch_seqs=(1, 2)))
     assert set(kernels.values()) == {1}
-    assert asked["kernels"] > 5 * len(kernels)
-    assert asked["collectives"] > 3 * collectives.total()
+    assert requests["kernels"] > 5 * len(kernels)
+    assert requests["collectives"] > 3 * collectives.total()

@@ -1,4 +1,4 @@
-"""Splitwise's batches: what their rows are, and passes of vLLM of 2023, which the host launches kernel by kernel."""
+"""Splitwise's batches: their rows, and passes of vLLM of 2023, whose kernels the host launches one by one."""
 
 import dataclasses
 from statistics import geometric_mean
@@ -19,7 +19,7 @@ def problem(release=None, **workload):
     )  # fmt: skip
 
 
-def test_a_power_of_zero_is_no_reading():
+def test_a_power_of_zero_is_not_a_reading():
     rows = published_batch_rows()
     shares = [row.mean_power_share for row in rows if row.mean_power_share is not None]
     assert min(shares) > 0.1
@@ -32,17 +32,17 @@ def test_batches_that_took_turns_are_left_out():
     assert turns == [("a100-80gb", 2, 32), ("a100-80gb", 2, 64), ("h100", 2, 64)]
 
 
-def test_one_wave_computes_its_inputs_before_any_token():
+def test_a_single_wave_computes_its_inputs_before_any_token():
     """A batch whose inputs take one pass decodes without inputs between its tokens."""
-    alone = problem("0.2", concurrency=16.0, waves=1.0, length_spread=0.0)
-    estimate = estimate_serving(alone, ServingLayout(tp=8))
+    single_wave = problem("0.2", concurrency=16.0, waves=1.0, length_spread=0.0)
+    estimate = estimate_serving(single_wave, ServingLayout(tp=8))
     assert estimate.tpot_s.value == pytest.approx(estimate.decode_pass_s)
     followed = estimate_serving(problem("0.2", concurrency=16.0), ServingLayout(tp=8))
     assert followed.tpot_s.value > 1.02 * followed.decode_pass_s
 
 
 def test_the_host_of_2023_launches_each_kernel():
-    """Splitting a model over more devices than its launches hide behind gains nothing, as measured: 29 and 30 ms on 4 and 8."""
+    """More devices gain nothing once launches take longer than kernels, as measured: 29 and 30 ms on 4 and 8 devices."""
     seconds = {
         release: [
             estimate_serving(problem(release, concurrency=1.0), ServingLayout(tp=tp)).decode_pass_s for tp in (4, 8)
@@ -62,7 +62,7 @@ def test_terms_of_a_pass_that_the_host_launches_add_up():
     assert estimate.bound == "host"
 
 
-def test_the_neutral_stack_has_the_means_of_the_engines_today():
+def test_the_neutral_stack_has_the_means_of_the_current_engines():
     neutral, engines = load_constants("neutral"), [load_constants(name) for name in ("vllm", "sglang", "trtllm")]
     for name in ENGINE_CONSTANTS:
         assert getattr(neutral, name) == pytest.approx(geometric_mean(getattr(engine, name) for engine in engines))

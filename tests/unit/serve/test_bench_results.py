@@ -1,4 +1,4 @@
-"""Results of serving benchmarks: what the three tools write, what cannot be read, and the factors that follow."""
+"""Results of serving benchmarks: files of the three tools, unreadable files, and the factors that follow."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def write(path, *values):
     return path
 
 
-def test_tools_say_the_same(tmp_path):
+def test_results_of_the_three_tools_agree(tmp_path):
     vllm = read_bench_results(write(tmp_path / "vllm.json", vllm_result(0.1, 0.01)))
     sglang = read_bench_results(write(tmp_path / "sglang.jsonl", *[vllm_result(0.1, 0.01, backend="sglang")] * 2))
     genai = read_bench_results(write(tmp_path / "genai.json", genai_perf_result(0.1, 0.01)))
@@ -51,7 +51,7 @@ def test_tools_say_the_same(tmp_path):
     assert (vllm[0].ttft_s, vllm[0].tpot_s) == pytest.approx((0.1, 0.01))
 
 
-def test_rate_without_a_concurrency(tmp_path):
+def test_a_rate_without_a_concurrency_is_read(tmp_path):
     result = vllm_result(0.1, 0.01, max_concurrency=None, request_rate=4.0)
     (read,) = read_bench_results(write(tmp_path / "rate.json", result))
     assert read.workload == Workload(isl=1000, osl=200, rate_per_s=4.0)
@@ -68,12 +68,12 @@ def test_rate_without_a_concurrency(tmp_path):
         ([1], "found list; an object"),
     ],
 )  # fmt: skip
-def test_unreadable_results(tmp_path, value, message):
+def test_unreadable_results_are_refused(tmp_path, value, message):
     with pytest.raises(InputError, match=message):
         read_bench_results(write(tmp_path / "result.json", value))
 
 
-def test_text_that_is_not_json(tmp_path):
+def test_text_that_is_not_json_is_refused(tmp_path):
     path = tmp_path / "result.txt"
     path.write_text("Successful requests: 3")
     with pytest.raises(InputError, match="JSON of a serving benchmark is required"):
@@ -92,7 +92,7 @@ def test_factors_bring_predictions_to_measurements(tmp_path):
     assert calibrated.ttft_s.value == pytest.approx(1.5 * plain.ttft_s.value, rel=0.05)
 
 
-def test_one_result_moves_a_factor_most_of_the_way(tmp_path):
+def test_a_single_result_moves_a_factor_most_of_the_way(tmp_path):
     problem = dataclasses.replace(problem_of(), workload=Workload(isl=1000, osl=200, concurrency=16))
     plain = estimate_serving(problem, LAYOUT)
     result = vllm_result(plain.ttft_s.value, 2 * plain.tpot_s.value)
@@ -100,6 +100,6 @@ def test_one_result_moves_a_factor_most_of_the_way(tmp_path):
     assert 2**0.7 < calibration.pass_factor < 2**0.85
 
 
-def test_no_results():
+def test_an_empty_list_of_results_is_refused():
     with pytest.raises(InputError, match="found no results"):
         calibrate_serving(problem_of(), LAYOUT, ())

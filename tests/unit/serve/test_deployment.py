@@ -1,4 +1,4 @@
-"""Deployments: what they refuse, and their files."""
+"""Deployments: refusals, and their files."""
 
 import json
 from dataclasses import replace
@@ -31,14 +31,14 @@ DEPLOYMENT = ServingDeployment(
 )  # fmt: skip
 
 
-def test_a_deployment_comes_back_from_its_file(tmp_path):
+def test_a_deployment_is_read_back_from_its_file(tmp_path):
     dump_deployment(DEPLOYMENT, tmp_path / "deployment.json")
     restored = load_deployment(tmp_path / "deployment.json")
     assert restored == DEPLOYMENT
     assert is_serving_file(tmp_path / "deployment.json")
 
 
-def test_keys_of_a_serving_plan_are_left_out(tmp_path):
+def test_keys_of_a_serving_plan_are_ignored(tmp_path):
     dump_deployment(DEPLOYMENT, tmp_path / "deployment.json")
     payload = json.loads((tmp_path / "deployment.json").read_text(encoding="utf-8"))
     plan = {**payload, "schema": "shardwise.serving_plan/1", "front": [], "estimate": {"ttft_s": 1.0}}
@@ -64,7 +64,7 @@ def test_a_broken_file_is_refused(tmp_path, change, problem):
         load_deployment(tmp_path / "deployment.json")
 
 
-def test_lengths_and_devices_that_do_not_go_together_are_refused():
+def test_incompatible_lengths_and_devices_are_refused():
     with pytest.raises(InputError, match="isl \\+ osl = 5000 tokens"):
         replace(DEPLOYMENT, max_model_len=4096)
     with pytest.raises(InputError, match="takes 32 devices; at most the 16 of"):

@@ -1,4 +1,4 @@
-"""Power of devices that serve: constants against the fit, readings that nothing was fitted to, and sums over devices."""
+"""Power of serving devices: constants against the fit, readings outside of the fit, and sums over devices."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def estimate(cluster, layout="tp=8", release=None, **workload):
     return estimate_serving(problem, ServingLayout.parse(layout))
 
 
-def test_constants_are_those_of_the_readings():
+def test_constants_equal_the_fit_to_the_readings():
     fit = validate_power()
     assert (A100.idle, A100.memory, A100.compute) == pytest.approx((fit.idle, fit.memory, fit.compute), rel=0.002)
     assert fit.deviation <= A100.spread < 1.2 * fit.deviation
@@ -29,24 +29,24 @@ def test_constants_are_those_of_the_readings():
     assert np.mean(np.abs(0.6 / constant - 1)) > 3 * fit.mean_error
 
 
-def test_highest_readings_are_of_inputs():
-    """The peak of a batch, to which nothing is fitted, is the power while its inputs are computed."""
+def test_highest_readings_equal_the_power_of_inputs():
+    """The peak power of a batch, which is not part of the fit, is the power while its inputs are computed."""
     rows = power_rows()
     seconds = np.array([row.prompt_s for row in rows])
-    uses = batch_uses([_prompt_alone(row) for row in rows])
+    uses = batch_uses([_only_prompt(row) for row in rows])
     shares = DeviceUse(memory=uses[:, 1], compute=uses[:, 2]).power_share(A100)
     errors = np.abs(shares / np.array([row.peak_power_share for row in rows]) - 1)
     assert len(seconds) == 36
     assert np.median(errors) < 0.1
 
 
-def _prompt_alone(row):
+def _only_prompt(row):
     """Return a batch as if it gave no tokens after the first."""
     return type(row)(**{name: getattr(row, name) for name in row.__slots__} | {"osl": 1, "request_s": row.prompt_s})
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_a_batch_draws_what_was_read(batch):
+def test_power_of_batches_equals_the_readings(batch):
     row = next(
         row for row in published_batch_rows()
         if (row.chip, row.model, row.tp, row.batch, row.isl) == ("a100-80gb", "llama-2-70b", 8, batch, 512)
@@ -64,10 +64,10 @@ def test_energy_is_power_over_tokens():
         assert result.watts_per_device.high <= 700
 
 
-def test_a_loaded_device_draws_more_and_spends_less_a_token():
-    few, many = (estimate("h100:8", concurrency=concurrency) for concurrency in (1.0, 64.0))
-    assert few.watts_per_device.value < many.watts_per_device.value
-    assert few.joules_per_output_token.value > 5 * many.joules_per_output_token.value
+def test_a_loaded_device_draws_more_power_and_less_energy_per_token():
+    idle, loaded = (estimate("h100:8", concurrency=concurrency) for concurrency in (1.0, 64.0))
+    assert idle.watts_per_device.value < loaded.watts_per_device.value
+    assert idle.joules_per_output_token.value > 5 * loaded.joules_per_output_token.value
 
 
 def test_an_idle_device_draws_its_idle_share():
@@ -75,14 +75,14 @@ def test_an_idle_device_draws_its_idle_share():
     assert result.watts_per_device.value == pytest.approx(UNMEASURED.idle * 700, rel=0.01)
 
 
-def test_use_is_at_most_what_the_time_allows():
+def test_utilisation_is_at_most_one():
     """Neither use exceeds 1: memory and products cannot be busy longer than the time."""
     uses = batch_uses(power_rows())
     assert np.all(uses[:, 1:] < 1.0)
     assert np.all(uses[:, 1:] > 0.0)
 
 
-def test_pools_draw_by_what_they_do():
+def test_power_of_pools_follows_their_work():
     problem = ServingProblem(
         architecture=sw.load_model("llama-3.1-8b"), cluster=sw.load_cluster("h100:8"),
         workload=Workload(isl=4000, osl=200, rate_per_s=10),

@@ -1,4 +1,4 @@
-"""Estimates of single layouts and of tables: what they have in common, workloads by concurrency and by rate, refusals."""
+"""Estimates of single layouts and of tables: agreement, workloads by concurrency and by rate, refusals."""
 
 import dataclasses
 
@@ -51,15 +51,15 @@ def test_table_and_single_layout_agree():
         assert single.memory.largest_batch == int(estimates.largest_batch[row])
 
 
-def test_blocks_of_rows_are_the_table(monkeypatch: pytest.MonkeyPatch):
+def test_a_table_in_blocks_equals_the_whole_table(monkeypatch: pytest.MonkeyPatch):
     layouts = [ServingLayout.parse(text) for text in ("tp=8", "tp=2 attention_dp=4 ep=8", "tp=4 attention_dp=2 ep=8")]
     table = ConfigurationTable.of([*layouts, *layouts], [8.0, 8.0, 16.0, 64.0, 64.0, 64.0], [8192] * 6)
     problem = problem_of("qwen3-30b-a3b", concurrency=8.0)
-    whole = estimate_table(problem, table)
+    unblocked = estimate_table(problem, table)
     monkeypatch.setattr(estimate_module, "BLOCK_ROWS", 4)
     blocks = estimate_table(problem, table)
-    for field in dataclasses.fields(whole):
-        np.testing.assert_array_equal(getattr(blocks, field.name), getattr(whole, field.name), field.name)
+    for field in dataclasses.fields(unblocked):
+        np.testing.assert_array_equal(getattr(blocks, field.name), getattr(unblocked, field.name), field.name)
 
 
 def test_terms_add_up():
@@ -75,7 +75,7 @@ def test_a_pass_takes_longer_than_reading_the_weights():
     assert read_s < estimate.tpot_s.value < 3 * read_s
 
 
-def test_rate_obeys_littles_law():
+def test_the_rate_obeys_littles_law():
     estimate = estimate_serving(problem_of(rate_per_s=2.0), ServingLayout(tp=8))
     assert estimate.requests_per_s == 2.0
     assert estimate.concurrency == pytest.approx(2.0 * estimate.request_s, rel=1e-9)
@@ -85,7 +85,7 @@ def test_rate_obeys_littles_law():
 @pytest.mark.parametrize("rate", [0.1, 1.0, 4.0])
 def test_first_tokens_at_a_rate_wait_in_a_queue(rate):
     """A first token takes the server, the pass that runs, the input's own chunks, and the wait of an M/D/1 queue for those of
-    others (Pollaczek and Khinchine), computed here by itself."""
+    others (Pollaczek and Khinchine), computed here independently."""
     problem = problem_of(rate_per_s=rate)
     model, layout = ServingModel.of(problem), ServingLayout(tp=8)
     estimate = estimate_serving(problem, layout)
@@ -100,12 +100,12 @@ def test_first_tokens_at_a_rate_wait_in_a_queue(rate):
     assert estimate.ttft_s.value == pytest.approx(expected, rel=0.02)
 
 
-def test_no_wave_starts_at_once_at_a_rate():
-    few, many = (
+def test_latency_at_a_rate_does_not_depend_on_waves():
+    one_wave, ten_waves = (
         estimate_serving(problem_of(rate_per_s=2.0, waves=waves), ServingLayout(tp=8)) for waves in (1.0, 10.0)
     )
-    assert few.ttft_s == many.ttft_s
-    assert few.tpot_s == many.tpot_s
+    assert one_wave.ttft_s == ten_waves.ttft_s
+    assert one_wave.tpot_s == ten_waves.tpot_s
 
 
 def test_latency_rises_with_the_rate():
@@ -116,22 +116,22 @@ def test_latency_rises_with_the_rate():
         assert values == sorted(values)
 
 
-def test_rate_above_what_the_layout_serves():
+def test_a_rate_above_the_layouts_is_refused():
     with pytest.raises(InputError, match=r"serves at most .* requests/s"):
         estimate_serving(problem_of(rate_per_s=1000.0), ServingLayout(tp=8))
 
 
-def test_layout_that_the_engine_lacks():
+def test_a_layout_that_the_engine_lacks_is_refused():
     with pytest.raises(InputError, match="cp is 2; vLLM does not have it"):
         estimate_serving(problem_of(concurrency=1.0), ServingLayout(tp=4, cp=2))
 
 
-def test_more_devices_than_the_cluster_has():
+def test_more_devices_than_the_clusters_are_refused():
     with pytest.raises(InputError, match="takes 16 devices; at most the 8"):
         estimate_serving(problem_of(concurrency=1.0), ServingLayout(tp=8, replicas=2))
 
 
-def test_unknown_release_names_those_measured():
+def test_an_unknown_release_lists_the_measured_ones():
     problem = ServingProblem(
         architecture=sw.load_model("llama-3.1-8b"), cluster=sw.load_cluster("h100:1"),
         workload=Workload(isl=10, osl=10, concurrency=1), release="0.0.1",
@@ -164,12 +164,12 @@ def test_drafted_tokens_shorten_tpot_at_low_load():
     assert plain / (1 + 0.7 + 0.7**2 + 0.7**3) < faster < plain
 
 
-def test_queue_with_service_of_one_length():
+def test_the_queue_with_constant_service_equals_the_closed_form():
     # M/D/1 at half load waits half a service; Pollaczek and Khinchine.
     assert queueing_seconds(np.array([5.0]), np.array([0.1]))[0] == pytest.approx(0.05)
 
 
-def test_limits_are_kept_with_a_margin():
+def test_limits_are_met_with_a_margin():
     values, low, high = np.array([0.9, 0.99]), np.array([0.6, 0.66]), np.array([1.35, 1.485])
     assert latency_within(1.0, values, low, high).tolist() == [True, False]
     assert latency_within(None, values, low, high).all()

@@ -98,12 +98,12 @@ def test_decode_takes_2n_flops_for_each_token_and_those_of_attention(name: str) 
     assert decode.flops() == pytest.approx(products + attention, rel=1e-3)  # norms are parameters without products
 
 
-def test_prefill_attends_to_the_cached_tokens_and_to_half_of_its_own() -> None:
+def test_prefill_attends_to_cached_tokens_and_to_half_of_the_new_ones() -> None:
     prefill = Evaluated("llama-3.1-8b", "tp=1", [CHUNK])
-    model, seen = prefill.model, 1024 + (512 + 1) / 2
-    attention = 4 * 2 * 512 * seen * model.num_heads * model.head_dim * model.num_layers
+    model, mean_keys = prefill.model, 1024 + (512 + 1) / 2
+    attention = 4 * 2 * 512 * mean_keys * model.num_heads * model.head_dim * model.num_layers
     layers = 2 * (_matrix_params(model) - model.vocab_size * model.d_model) * 2 * 512
-    head = 2 * model.vocab_size * model.d_model * 2  # the last token of each sequence alone
+    head = 2 * model.vocab_size * model.d_model * 2  # only the last token of each sequence
     assert prefill.flops() == pytest.approx(layers + head + attention, rel=1e-3)
 
 
@@ -116,16 +116,16 @@ def test_the_cache_has_2klh_elements_for_each_token_or_a_latent(name: str, per_l
     assert decode.elements(Role.CACHE) == read
 
 
-def test_weights_are_read_once_and_rest_as_many_parameters() -> None:
+def test_weights_are_read_once_and_equal_the_parameters() -> None:
     for name in ("llama-3.1-8b", "qwen3-0.6b", "mixtral-8x7b", "deepseek-v3"):
         decode = Evaluated(name, "tp=1", [DECODING])
         assert decode.weights() == num_params(decode.model), name
 
 
 def test_tensor_parallelism_splits_heads_and_keeps_copies_beyond_the_key_value_heads() -> None:
-    whole, split = (Evaluated("llama-3.3-70b", layout, [DECODING]) for layout in ("tp=1", "tp=8"))
-    assert split.cache_elements_per_token() * 8 == whole.cache_elements_per_token()
-    assert split.flops() * 8 == whole.flops()
+    unsplit, split = (Evaluated("llama-3.3-70b", layout, [DECODING]) for layout in ("tp=1", "tp=8"))
+    assert split.cache_elements_per_token() * 8 == unsplit.cache_elements_per_token()
+    assert split.flops() * 8 == unsplit.flops()
     copies = Evaluated("llama-3.3-70b", "tp=16", [DECODING])
     assert copies.cache_elements_per_token() == split.cache_elements_per_token()
     assert copies.degrees["rep_m"] == 2
@@ -156,7 +156,7 @@ EXPERT_FORMS = [
 
 
 @pytest.mark.parametrize(("layout", "dispatch", "expected"), EXPERT_FORMS)
-def test_tokens_reach_their_experts_as_engines_move_them(
+def test_tokens_reach_their_experts_by_the_engines_collectives(
     layout: str, dispatch: str, expected: list[tuple[str, float]]
 ) -> None:
     form = PassForm(dispatch=dispatch)  # type: ignore[arg-type]
@@ -166,13 +166,13 @@ def test_tokens_reach_their_experts_as_engines_move_them(
     assert moved == expected
 
 
-def test_experts_that_no_token_takes_are_not_read() -> None:
-    few, many = (
+def test_weights_of_unused_experts_are_not_read() -> None:
+    small_batch, large_batch = (
         Evaluated("deepseek-v3", "attention_dp=8 ep=8", [SequenceGroup(kind="decode", num_seqs=n, cached_tokens=99)])
         for n in (8, 4096)
     )
     experts = 3 * 7168 * 2048 * 256 / 8
-    for decode, tokens in ((few, 8), (many, 4096)):
+    for decode, tokens in ((small_batch, 8), (large_batch, 4096)):
         block = decode.inference.unit("block")
         values = decode.inference.token_values(block, decode.groups, decode.degrees)
         read = sum(k.weights["experts"].evaluate(values) for k in block.token_kernels if "experts" in k.weights)
@@ -182,12 +182,12 @@ def test_experts_that_no_token_takes_are_not_read() -> None:
 def test_a_mixed_pass_has_the_kernels_of_attention_of_both_groups() -> None:
     for name in ("llama-3.1-8b", "deepseek-v3"):
         mixed = Evaluated(name, "tp=1", [DECODING, CHUNK])
-        alone = [Evaluated(name, "tp=1", [group]) for group in (DECODING, CHUNK)]
-        assert mixed.flops() == pytest.approx(sum(part.flops() for part in alone), rel=1e-12)
-        assert mixed.elements(Role.CACHE) == sum(part.elements(Role.CACHE) for part in alone)
+        separate = [Evaluated(name, "tp=1", [group]) for group in (DECODING, CHUNK)]
+        assert mixed.flops() == pytest.approx(sum(part.flops() for part in separate), rel=1e-12)
+        assert mixed.elements(Role.CACHE) == sum(part.elements(Role.CACHE) for part in separate)
 
 
-def test_a_decoding_latent_is_read_once_for_all_heads_and_a_prefill_makes_keys_of_it() -> None:
+def test_latents_are_read_once_in_decode_and_expanded_to_keys_in_prefill() -> None:
     decode, prefill = Evaluated("deepseek-v3", "tp=1", [DECODING]), Evaluated("deepseek-v3", "tp=1", [CHUNK])
     block = decode.inference.unit("block")
     attention = next(k for k, _ in decode.kernels(block) if k.kind == "cached_attention")
@@ -223,43 +223,43 @@ def test_selected_keys_bound_what_sparse_attention_reads() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 5, 8, 100])
 @pytest.mark.parametrize(("new", "cached"), [(1, 0), (1, 7), (4, 0), (4, 6), (16, 3)])
-def test_slots_of_a_group_are_those_that_its_tokens_see(window: int | None, new: int, cached: int) -> None:
-    seen = [min(cached + i, window or 10**9) for i in range(1, new + 1)]
-    first = cached + 1 - seen[0]  # of the slots that the first token sees
+def test_slots_of_a_group_are_those_that_its_tokens_attend_to(window: int | None, new: int, cached: int) -> None:
+    num_keys = [min(cached + i, window or 10**9) for i in range(1, new + 1)]
+    first = cached + 1 - num_keys[0]  # of the slots that the first token sees
     slots, mean = slots_of_group(
         SequenceGroup(kind="prefill", num_seqs=1, new_tokens=new, cached_tokens=cached), window
     )
-    assert (slots, mean) == (cached + new - first, sum(seen) / new)
+    assert (slots, mean) == (cached + new - first, sum(num_keys) / new)
 
 
 @pytest.mark.parametrize(("new", "cached"), [(8, 0), (16, 0), (3, 2), (4, 32)])
-def test_tokens_see_their_own_chunk(new: int, cached: int) -> None:
-    """Of whole chunks, and in the first one, the mean is exact."""
-    seen = [(cached + i) % 8 + 1 for i in range(new)] if cached < 8 else [4.5]
+def test_tokens_attend_to_their_own_chunk(new: int, cached: int) -> None:
+    """For whole chunks, and within the first chunk, the mean is exact."""
+    num_keys = [(cached + i) % 8 + 1 for i in range(new)] if cached < 8 else [4.5]
     group = SequenceGroup(kind="prefill", num_seqs=1, new_tokens=new, cached_tokens=cached)
     slots, mean = slots_of_group(group, 8, "chunked")
-    assert mean == sum(seen) / len(seen)
+    assert mean == sum(num_keys) / len(num_keys)
     assert slots <= cached + new
 
 
-def test_arrays_give_what_numbers_give() -> None:
+def test_values_of_arrays_equal_those_of_numbers() -> None:
     model = load_model("gpt-oss-120b")
     inference, degrees = inference_pass(model), instance_degrees(model, ServingLayout(tp=4))
     seqs, cached = np.array([1, 7, 64]), np.array([10, 100, 9000])
     for unit in inference.units:
-        together = SequenceGroup(kind="decode", num_seqs=seqs, cached_tokens=cached)
-        arrays = inference.group_values(unit, together, degrees)
-        tokens = inference.token_values(unit, [together], degrees)
+        groups = SequenceGroup(kind="decode", num_seqs=seqs, cached_tokens=cached)
+        arrays = inference.group_values(unit, groups, degrees)
+        tokens = inference.token_values(unit, [groups], degrees)
         for index in range(3):
             group = SequenceGroup(kind="decode", num_seqs=int(seqs[index]), cached_tokens=int(cached[index]))
             numbers = inference.group_values(unit, group, degrees)
             for kernel in unit.group_kernels["decode"]:
-                whole = np.broadcast_to(kernel.kernel.flops.evaluate(arrays), 3)[index]
-                assert whole == pytest.approx(kernel.kernel.flops.evaluate(numbers))
+                flops = np.broadcast_to(kernel.kernel.flops.evaluate(arrays), 3)[index]
+                assert flops == pytest.approx(kernel.kernel.flops.evaluate(numbers))
             numbers = inference.token_values(unit, [group], degrees)
             for kernel in unit.token_kernels:
-                whole = np.broadcast_to(kernel.kernel.flops.evaluate(tokens), 3)[index]
-                assert whole == pytest.approx(kernel.kernel.flops.evaluate(numbers))
+                flops = np.broadcast_to(kernel.kernel.flops.evaluate(tokens), 3)[index]
+                assert flops == pytest.approx(kernel.kernel.flops.evaluate(numbers))
 
 
 def test_the_innermost_devices_split_each_experts_matrices() -> None:
@@ -283,7 +283,7 @@ def test_recurrent_layers_keep_a_state_and_the_rows_of_their_convolutions() -> N
     assert sum(size for name, size in sizes.items() if name.endswith("_rows")) == 3 * (2 * 16 * 128 + 32 * 128)
 
 
-def test_redundant_experts_rest_beside_the_others_and_take_a_share_of_the_rows() -> None:
+def test_redundant_experts_take_memory_and_a_share_of_the_rows() -> None:
     groups = [SequenceGroup(kind="decode", num_seqs=4096, cached_tokens=99)]
     plain, redundant = (
         Evaluated("deepseek-v3", f"attention_dp=32 ep=32 redundant_experts={count}", groups) for count in (0, 32)

@@ -1,4 +1,4 @@
-"""Forms of a layout: what each computes, keeps and moves by closed forms, which engines have it, and that searches use it."""
+"""Forms of a layout: work, memory and traffic by closed forms, the engines that have them, and their use in searches."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def sent(work: PassWork) -> dict[tuple[str, int], tuple[float, float]]:
 
 @pytest.mark.parametrize("copies", [8, 32])
 def test_tokens_are_sent_to_k_experts_and_back(copies: int) -> None:
-    """58 layers with 256 experts of which 8 are chosen, at width 7168: k rows of each token leave a device and return, but for
-    those of its own experts. Gathers move the tokens of all copies in place of these."""
+    """58 layers with 256 experts of which 8 are chosen, at width 7168: k rows of each token leave a device and return, except
+    those of local experts. Gathers move the tokens of all copies instead."""
     gathered, exchanged = (
         sent(work_of("deepseek-v3", f"attention_dp={copies} ep={copies} dispatch={form}"))[("exchange", copies)]
         for form in ("all_gather", "all_to_all")
     )
-    others = (copies - 1) / copies
-    assert exchanged[1] == pytest.approx(58 * 2 * SEQS * 8 * 7168 * others, rel=1e-12)
-    assert gathered[1] == pytest.approx(58 * 2 * SEQS * copies * 7168 * others, rel=1e-12)
+    remote_share = (copies - 1) / copies
+    assert exchanged[1] == pytest.approx(58 * 2 * SEQS * 8 * 7168 * remote_share, rel=1e-12)
+    assert gathered[1] == pytest.approx(58 * 2 * SEQS * copies * 7168 * remote_share, rel=1e-12)
     assert exchanged[0] == gathered[0] == 2 * 58
 
 
-def test_devices_of_one_copy_send_their_part_of_its_tokens() -> None:
+def test_devices_of_a_copy_send_their_part_of_its_tokens() -> None:
     exchanged = sent(work_of("deepseek-v3", "tp=4 ep=4 dispatch=all_to_all"))
     # Rows to experts and back of a quarter of the tokens; a gather brings each token to all of tp again, and one its logits.
     rows = 58 * 2 * SEQS / 4 * 8 * 7168 * 3 / 4
@@ -75,7 +75,7 @@ def test_both_forms_compute_the_same(form: str) -> None:
     assert work.products["vocabulary"].flops[0] == pytest.approx(2 * SEQS * 7168 * 129280 / 2, rel=1e-12)
 
 
-def test_redundant_experts_rest_and_are_read_beside_the_others() -> None:
+def test_redundant_experts_are_stored_and_read_in_addition() -> None:
     model = sw.load_model("deepseek-v3")
     layout = "attention_dp=32 ep=32 redundant_experts=32"
     resting = weight_elements(model, table_of(layout))["experts"][0]
@@ -97,20 +97,20 @@ def test_sequences_are_shared_beyond_the_key_value_heads(model: str, tp: int, kv
     assert sent(shared)[("exchange", group)] == pytest.approx(
         (2 * 80, 80 * 2 * payload * (group - 1) / group), rel=1e-12
     )
-    kept = [request_elements(architecture, table_of(text), 1000.0)[0] for text in (f"tp={tp}", layout)]
-    assert kept[1] == pytest.approx(kept[0] / group, rel=1e-12)
+    cache_elements = [request_elements(architecture, table_of(text), 1000.0)[0] for text in (f"tp={tp}", layout)]
+    assert cache_elements[1] == pytest.approx(cache_elements[0] / group, rel=1e-12)
 
 
 def test_a_latent_is_shared_by_all_devices() -> None:
     model = sw.load_model("deepseek-v3")
-    kept = request_elements(model, table_of("tp=8 ep=8 cache_split=heads_then_batch"), 800.0)
-    assert kept[0] == pytest.approx(61 * 800 * (512 + 64) / 8, rel=1e-12)
+    cache_elements = request_elements(model, table_of("tp=8 ep=8 cache_split=heads_then_batch"), 800.0)
+    assert cache_elements[0] == pytest.approx(61 * 800 * (512 + 64) / 8, rel=1e-12)
 
 
-def test_one_sequence_is_not_shared() -> None:
+def test_a_single_sequence_is_not_shared() -> None:
     """A device has the whole of one sequence, or of a chunk of one."""
-    for_one, for_two = (work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", n) for n in (1.0, 2.0))
-    assert for_one.cache_elements[0] == for_two.cache_elements[0]
+    one_sequence, two_sequences = (work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", n) for n in (1.0, 2.0))
+    assert one_sequence.cache_elements[0] == two_sequences.cache_elements[0]
     chunk = work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", 0.0, prompts=1.0)
     assert chunk.prompt_flops[0] == pytest.approx(80 * 4 * 64 / 8 * 128 * PROMPT * (PROMPT + 1) / 2, rel=1e-12)
 
@@ -146,7 +146,7 @@ ENGINE_LAYOUTS: Mapping[str, Mapping[str, str | None]] = {
 
 
 @pytest.mark.parametrize("layout", ENGINE_LAYOUTS)
-def test_an_engine_runs_the_forms_that_it_has_an_option_for(layout: str) -> None:
+def test_an_engine_runs_the_forms_of_its_options(layout: str) -> None:
     model = sw.load_model("deepseek-v3")
     for engine, message in ENGINE_LAYOUTS[layout].items():
         problems = get_serving_engine(engine).layout_problems(model, ServingLayout.parse(layout))
@@ -168,7 +168,7 @@ def test_forms_that_change_nothing_are_refused(model: str, layout: str, message:
     assert message in serving_layout_problems(sw.load_model(model), ServingLayout.parse(layout))[0]
 
 
-def test_a_layout_with_forms_is_its_text() -> None:
+def test_a_layout_with_forms_is_read_back_from_its_text() -> None:
     layout = ServingLayout.parse("tp=8 ep=8 ws=2 dispatch=all_to_all redundant_experts=8 cache_split=heads_then_batch")
     assert ServingLayout.parse(str(layout)) == layout
     assert layout.num_devices == 16
@@ -189,7 +189,7 @@ def test_a_search_has_the_forms_of_its_engine() -> None:
     assert ("ws=2", "dispatch=all_to_all", "cache_split=heads_then_batch") in forms("neutral", "h200:16")
 
 
-def test_constants_of_no_engine_are_between_those_of_the_engines() -> None:
+def test_constants_of_the_neutral_engine_are_between_those_of_the_engines() -> None:
     neutral, engines = load_constants("neutral"), [load_constants(name) for name in ("vllm", "sglang", "trtllm")]
     for name in ENGINE_CONSTANTS:
         values = [getattr(constants, name) for constants in engines]

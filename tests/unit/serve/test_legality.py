@@ -1,4 +1,4 @@
-"""Which serving layouts a model allows: heads, experts and widths are split evenly, and blocks of scales stay whole."""
+"""Legal serving layouts of a model: heads, experts and widths are split evenly, and blocks of scales stay whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwise.values import InputError
         ("qwen3-30b-a3b", "tp=4 ep=2 expert_tp=2"),
     ],
 )
-def test_layouts_that_engines_run_are_legal(model: str, layout: str) -> None:
+def test_layouts_of_published_launches_are_legal(model: str, layout: str) -> None:
     assert serving_layout_problems(load_model(model), ServingLayout.parse(layout)) == []
 
 
@@ -34,7 +34,7 @@ def test_layouts_that_engines_run_are_legal(model: str, layout: str) -> None:
         ("deepseek-v3", "tp=96 ep=96", "a divisor of the 256 experts is required"),
     ],
 )
-def test_rules_name_what_is_required(model: str, layout: str, message: str) -> None:
+def test_violated_rules_name_the_requirement(model: str, layout: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         require_legal_serving_layout(load_model(model), ServingLayout.parse(layout), ServingFormats())
 

@@ -1,4 +1,4 @@
-"""Memory of serving against start-up reports of vLLM, and the rules of the other engines."""
+"""Memory of serving against start-up reports of vLLM, and rules of other engines."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def problem_of(model, weights, fraction, tp):
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report[0]}-tp{report[6]}")
-def test_start_up_report(report):
+def test_memory_equals_the_start_up_report(report):
     model, weights, weight_gib, activation_gib, other_gib, cache_gib, tp, fraction = report
     problem = problem_of(model, weights, fraction, tp)
     memory = estimate_serving(problem, ServingLayout(tp=tp)).memory
@@ -53,23 +53,23 @@ def test_start_up_report(report):
     assert memory.cache_bytes / GIB == pytest.approx(documented, rel=0.03)
 
 
-def test_an_expert_weighs_what_two_reports_differ_by():
-    """gpt-oss-120b has 4,608 experts in all layers and gpt-oss-20b 768; the rest of what they load is in 16 bits."""
+def test_bytes_of_experts_equal_the_difference_of_two_reports():
+    """gpt-oss-120b has 4,608 experts in all layers and gpt-oss-20b 768; all other weights are in 16 bits."""
     loaded = {name: gib for name, _, gib, *_ in REPORTS if name.startswith("gpt-oss")}
-    rest = {
+    other_gib = {
         name: 2 * (sw.num_params(model) - model.num_layers * model.num_experts * (3 * 2880**2 + 3 * 2880)) / GIB
         for name in loaded for model in [sw.load_model(name)]
     }  # fmt: skip
-    reported = (loaded["gpt-oss-120b"] - rest["gpt-oss-120b"]) - (loaded["gpt-oss-20b"] - rest["gpt-oss-20b"])
+    reported = (loaded["gpt-oss-120b"] - other_gib["gpt-oss-120b"]) - (loaded["gpt-oss-20b"] - other_gib["gpt-oss-20b"])
     ours = {
         name: estimate_serving(problem_of(name, "mxfp4", 0.95, 1), ServingLayout()).memory.weight_bytes / GIB
-        - rest[name]
+        - other_gib[name]
         for name in loaded
     }
     assert ours["gpt-oss-120b"] - ours["gpt-oss-20b"] == pytest.approx(reported, rel=5e-4)
 
 
-def test_tokens_of_cache():
+def test_tokens_of_cache_equal_the_reports():
     # The report of Mistral Small: 28.20 GiB hold 184,832 tokens of 40 layers with 8 key-value heads of 128 in 16 bits.
     memory = estimate_serving(problem_of("mistral-small-24b", "bf16", 0.95, 1), ServingLayout()).memory
     assert memory.cache_bytes_per_token == 40 * 2 * 128 * 8 * 2
@@ -77,7 +77,7 @@ def test_tokens_of_cache():
 
 
 @pytest.mark.parametrize(("engine", "fraction"), [("trtllm", 0.9), ("sglang", 0.9)])
-def test_rules_of_other_engines(engine, fraction):
+def test_memory_follows_the_rules_of_other_engines(engine, fraction):
     problem = dataclasses.replace(problem_of("llama-3.1-8b", "bf16", fraction, 1), engine=engine)
     memory = estimate_serving(problem, ServingLayout()).memory
     free = memory.capacity_bytes - memory.weight_bytes - memory.activation_bytes - memory.runtime_bytes
@@ -85,6 +85,6 @@ def test_rules_of_other_engines(engine, fraction):
     assert memory.cache_bytes == pytest.approx(min(expected, free), rel=1e-12)
 
 
-def test_weights_alone_do_not_fit():
+def test_weights_larger_than_a_device_do_not_fit():
     memory = estimate_serving(problem_of("llama-3.3-70b", "fp8", 0.9, 1), ServingLayout()).memory
     assert (memory.verdict, memory.largest_batch, memory.cache_tokens) == ("does not fit", 0, 0)

@@ -30,7 +30,7 @@ def estimate(layout: PooledLayout = LAYOUT, cluster: str = "h100:8", **load: flo
     return estimate_pools(problem(cluster, **load), layout)
 
 
-def test_the_text_of_a_layout_is_read_back() -> None:
+def test_a_layouts_text_is_read_back() -> None:
     assert PooledLayout.parse(str(LAYOUT)) == LAYOUT
     assert parse_any_layout("decode: tp=4; prefill: tp=2 replicas=2") == LAYOUT
     assert parse_any_layout("tp=4") == ServingLayout(tp=4)
@@ -46,18 +46,18 @@ def test_the_text_of_a_layout_is_read_back() -> None:
         (";", "KEY=VALUE"),
     ],
 )
-def test_a_text_that_is_no_layout_of_pools_is_refused(text: str, message: str) -> None:
+def test_an_invalid_text_of_pools_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_any_layout(text)
 
 
-def test_a_single_request_meets_nobody() -> None:
-    """TTFT is then the sum of server, prefill and transfer, and TPOT that of a decode pass of one request, as without pools."""
-    alone = estimate(concurrency=1)
-    assert alone.ttft_terms["queue"] == pytest.approx(0.0, abs=1e-9)
-    assert sum(alone.ttft_terms.values()) == pytest.approx(alone.ttft_s.value)
-    together = estimate_serving(problem(concurrency=1), ServingLayout(tp=4))
-    assert alone.tpot_s.value == pytest.approx(together.tpot_s.value, rel=1e-9)
+def test_a_single_request_does_not_queue() -> None:
+    """TTFT is then the sum of server, prefill and transfer, and TPOT that of a single request, as without pools."""
+    pools = estimate(concurrency=1)
+    assert pools.ttft_terms["queue"] == pytest.approx(0.0, abs=1e-9)
+    assert sum(pools.ttft_terms.values()) == pytest.approx(pools.ttft_s.value)
+    colocated = estimate_serving(problem(concurrency=1), ServingLayout(tp=4))
+    assert pools.tpot_s.value == pytest.approx(colocated.tpot_s.value, rel=1e-9)
 
 
 def test_the_transfer_is_the_cache_of_the_input_over_the_link() -> None:
@@ -70,7 +70,7 @@ def test_the_transfer_is_the_cache_of_the_input_over_the_link() -> None:
     assert result.ttft_terms["transfer of the cache"] == pytest.approx(moved / rate)
 
 
-def test_each_pool_serves_what_its_instances_do() -> None:
+def test_the_rate_of_a_pool_is_the_sum_of_its_instances() -> None:
     """Twice the instances of a pool serve twice the rate, and the ratio of devices is that of the rates of a device."""
     single = estimate(concurrency=8)
     double = estimate(PooledLayout.parse("prefill: tp=2 replicas=4; decode: tp=4 replicas=2"), "h100:16", concurrency=8)
@@ -83,7 +83,7 @@ def test_each_pool_serves_what_its_instances_do() -> None:
 
 
 def test_random_arrivals_wait_by_pollaczek_and_khinchine() -> None:
-    """At a rate each server of the prefill pool is an M/D/1 queue of its own."""
+    """At a rate, each server of the prefill pool is a separate M/D/1 queue."""
     single = estimate(rate_per_s=0.7 * estimate(concurrency=8).prefill.max_rate_per_s)
     service_s = (
         2 / single.prefill.max_rate_per_s
@@ -116,26 +116,26 @@ def test_first_tokens_take_longer_with_every_request() -> None:
         ("prefill: cp=2; decode: tp=4", {"concurrency": 4}, "cp is 2; vLLM does not have it"),
     ],
 )
-def test_what_pools_cannot_run_is_refused(layout: str, load: dict[str, float], message: str) -> None:
+def test_layouts_that_pools_cannot_run_are_refused(layout: str, load: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         estimate(PooledLayout.parse(layout), **load)
 
 
 @pytest.mark.parametrize("load", [{"rate_per_s": "4/s"}, {}])
 def test_proposed_pools_are_within_the_limits_and_have_no_pipelines(load: dict[str, str]) -> None:
-    """Priced again by themselves; no published row of pools has stages of a pipeline, which the search preferred."""
+    """By a separate estimate; no published row of pools has pipeline stages, which the search would prefer."""
     plan = sw.serve_plan("deepseek-v3", "h200:64", isl=4000, osl=1000, tpot="30ms", engine="sglang", **load)
     assert plan.pools is not None
-    layout, again = plan.pools.layout, estimate_pools(plan.pools.problem, plan.pools.layout)
+    layout, separate = plan.pools.layout, estimate_pools(plan.pools.problem, plan.pools.layout)
     assert (layout.prefill.pp, layout.decode.pp) == (1, 1)
     assert layout.num_devices <= 64
-    assert again.tpot_s.value <= 0.03
-    assert again.requests_per_s == pytest.approx(4.0) if load else again.requests_per_s > 4.0
-    verdicts = again.prefill.memory.verdict, again.decode.memory.verdict
+    assert separate.tpot_s.value <= 0.03
+    assert separate.requests_per_s == pytest.approx(4.0) if load else separate.requests_per_s > 4.0
+    verdicts = separate.prefill.memory.verdict, separate.decode.memory.verdict
     assert verdicts == ("fits", "fits")
 
 
-def test_published_rows_of_pools() -> None:
+def test_errors_of_published_rows_of_pools_stay_below_thresholds() -> None:
     """Medians of the rows that state the workers of both pools. Two choices about first tokens were made by these rows."""
     validation = validate_pool_rows(states_workers=True)
     assert validation.num_rows == 69
@@ -145,8 +145,8 @@ def test_published_rows_of_pools() -> None:
     assert validation.ttft_coverage >= 0.86
 
 
-def test_rows_whose_launch_states_the_workers() -> None:
-    """Rows that nothing was fitted to: workers and drafted tokens are those of the launch, latencies of the published table."""
+def test_errors_of_rows_outside_of_the_fit_stay_below_thresholds() -> None:
+    """Rows outside of the fit: workers and drafted tokens are those of the launch, latencies those of the published table."""
     validation = validate_pool_rows(states_workers=False)
     assert validation.num_rows == 56
     assert validation.tpot.median <= 0.11
@@ -156,6 +156,6 @@ def test_rows_whose_launch_states_the_workers() -> None:
     assert validation.ttft_coverage >= 0.9
 
 
-def test_no_measurement_of_pools_is_there_twice() -> None:
+def test_every_measurement_of_pools_occurs_once() -> None:
     rows = published_pool_rows()
     assert len({(row.ttft_s, row.tpot_s) for row in rows}) == len(rows)

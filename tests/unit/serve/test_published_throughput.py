@@ -19,18 +19,18 @@ REACHED = {
 }  # fmt: skip
 
 
-def test_saturated_throughput():
+def test_errors_of_saturated_throughput_stay_below_thresholds():
     rows = published_throughput_rows()
     errors = np.array([abs(saturated_throughput(row) / row.tokens_per_s_per_device - 1) for row in rows])
     models = np.array([row.model for row in rows])
     assert set(models) == set(REACHED)
-    for model, most in REACHED.items():
-        assert np.median(errors[models == model]) < most, model
+    for model, limit in REACHED.items():
+        assert np.median(errors[models == model]) < limit, model
     assert validate_throughput_rows().errors.median == pytest.approx(np.median(errors))
 
 
 @pytest.mark.parametrize(("chip", "product"), [("h200", "bf16"), ("b200", "fp8")])
-def test_mxfp4_is_multiplied_as_the_chip_can(chip, product):
+def test_mxfp4_is_multiplied_in_a_format_of_the_chip(chip, product):
 
     chip = sw.load_cluster(f"{chip}:8").chip
     assert GroupRates.of(chip, get_weight_format("mxfp4")).peak == chip.peak(product)

@@ -1,4 +1,4 @@
-"""What `serve` and `export` refuse: with what was found, what is required and the fix, and exit code 2."""
+"""Refusals of `serve` and `export`: what was found, what is required and the fix, with exit code 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AT_ONCE = [*LOAD, "--concurrency", "4"]
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "problem"),
     [
         (["estimate", "qwen3-32b", "h100:8", *AT_ONCE, "--layout", "prefill: tp=4 replicas=4; decode: tp=8"],
          "layout: prefill: tp=4 replicas=4; decode: tp=8 takes 24 devices; at most the 8 of h100:8"),
@@ -27,14 +27,14 @@ AT_ONCE = [*LOAD, "--concurrency", "4"]
          "--tpot: found '40'; a time above 0 with its unit is required, such as 2s or 40ms"),
     ],
 )  # fmt: skip
-def test_wrong_words_are_answered_with_the_fix(capsys, words, problem):
-    assert main(["serve", *words]) in (2, 3)
+def test_errors_of_arguments_state_the_fix(capsys, arguments, problem):
+    assert main(["serve", *arguments]) in (2, 3)
     error = capsys.readouterr().err
     assert problem in " ".join(error.split())
     assert "Traceback" not in error
 
 
-def test_a_missing_file_is_no_plan_of_a_training(capsys, tmp_path):
+def test_a_missing_file_is_not_reported_as_a_training_plan(capsys, tmp_path):
     assert main(["export", str(tmp_path / "plan.json"), "--to", "vllm"]) == 2
     error = capsys.readouterr().err
     assert "plan.json: No such file" in error

@@ -1,4 +1,4 @@
-"""Serving rows and constants: the fit and its folds made again, and that package and documents say so."""
+"""Serving rows and constants: the repeated fit and its folds equal those of the package and the documents."""
 
 import dataclasses
 import tomllib
@@ -37,7 +37,7 @@ REACHED_OF_BATCHES = {
 }
 
 
-def test_stacked_rows_are_estimated_as_single_layouts():
+def test_stacked_rows_equal_estimates_of_single_layouts():
     rows = fitted_rows()[::97]
     for stack in stack_rows(rows):
         state = stack.solve(stack.engine.constants)
@@ -52,13 +52,13 @@ def test_stacked_rows_are_estimated_as_single_layouts():
             assert estimate.tpot_s.value == pytest.approx(factor * tpot_s, rel=0.02)
 
 
-def test_rows_name_their_source():
+def test_rows_have_a_source():
     rows = published_serving_rows()
     assert all(row.source and row.tpot_s > 0 and row.ttft_s > 0 for row in rows)
     assert all(row.release or row.measured for row in rows)
 
 
-def test_unreadable_row_names_its_line(tmp_path):
+def test_an_unreadable_row_names_its_line(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("model,chip\nllama-3.1-8b,h100\n")
     with pytest.raises(InputError, match=r"rows.csv, line 2: .* the columns of serving_rows.csv are required"):
@@ -66,7 +66,7 @@ def test_unreadable_row_names_its_line(tmp_path):
 
 
 @pytest.mark.matrix
-def test_constants_and_folds_made_again():
+def test_constants_and_folds_equal_a_repeated_fit():
     table = RowTable.of(fitted_rows())
     fitted, predictions = fit_everything(table)
     text = tomllib.loads(constants_text(table, fitted, predictions))

@@ -19,7 +19,7 @@ def table_of(*texts):
     return ConfigurationTable.of(layouts, [1.0] * len(layouts), [8192] * len(layouts))
 
 
-def test_dense_model():
+def test_work_of_a_dense_model_equals_a_count():
     table = table_of("tp=1", "tp=2", "tp=8", "tp=16")
     tp = table.tp.astype(float)
     work = TableWork.of(sw.load_model("llama-3.1-70b"), table, LENGTHS).work(10.0, UNIFORM)
@@ -35,7 +35,7 @@ def test_dense_model():
     assert work.decode_flops == pytest.approx(10 * 80 * 4 * slots * 64 / tp * 128, rel=1e-12)
 
 
-def test_latent_attention_and_experts():
+def test_work_of_latent_attention_and_experts_equals_a_count():
     table = table_of("tp=8", "tp=8 ep=8", "attention_dp=8 ep=8", "tp=2 attention_dp=4 ep=4")
     tp, copies = table.tp.astype(float), table.attention_dp.astype(float)
     work = TableWork.of(sw.load_model("deepseek-v3"), table, LENGTHS).work(16.0, UNIFORM)
@@ -60,7 +60,7 @@ def test_prompts_are_quadratic_and_causal():
     assert work.products["vocabulary"].flops == pytest.approx(2 * 4096 * 128256, rel=1e-12)  # of the last token alone
 
 
-def test_all_reduces_of_a_pass():
+def test_all_reduces_of_a_pass_equal_a_count():
     work = TableWork.of(sw.load_model("llama-3.1-70b"), table_of("tp=1", "tp=4"), LENGTHS).work(10.0, UNIFORM)
     reduce = next(c for c in work.collectives if c.kind == "all_reduce")
     # Two a layer and one behind the embedding; a ring sends 2 (N - 1) / N of the hidden states.
@@ -77,7 +77,7 @@ def test_windows_bound_the_cache():
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-70b", "qwen3-235b-a22b", "gpt-oss-120b"])
-def test_weights_of_one_device_are_the_model(name):
+def test_weights_of_a_single_device_are_the_model(name):
     model = sw.load_model(name)
     total = sum(size[0] for size in weight_elements(model, table_of("tp=1")).values())
     assert total == pytest.approx(sw.num_params(model), rel=1e-12)

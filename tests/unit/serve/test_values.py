@@ -1,4 +1,4 @@
-"""Values of serving: workloads, layouts, formats and limits; what they refuse, and their text forms."""
+"""Values of serving: workloads, layouts, formats and limits; refusals and text forms."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_bytes_of_weight_formats_count_their_scales(name: str, expected: float) 
     assert get_weight_format(name).bytes_per_element == expected
 
 
-def test_parts_without_a_format_rest_in_that_of_the_weights() -> None:
+def test_parts_without_a_format_have_that_of_the_weights() -> None:
     formats = ServingFormats(weights="nvfp4", attention="bf16", cache="fp8")
     assert (formats.attention_format.name, formats.expert_format.name, formats.cache_bytes) == ("bf16", "nvfp4", 1.0)
     assert str(formats) == "nvfp4, attention bf16, cache fp8"
 
 
-def test_wrong_formats_and_limits_are_refused_with_all_that_is_wrong() -> None:
+def test_all_problems_of_formats_and_limits_are_reported_together() -> None:
     with pytest.raises(InputError, match=r"(?s)weights is 'fp9'.*did you mean 'fp8'.*cache is 'fp4'"):
         ServingFormats(weights="fp9", cache="fp4")
     with pytest.raises(InputError, match=r"(?s)max_num_seqs is 0.*memory_fraction is 1.5"):

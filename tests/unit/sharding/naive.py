@@ -1,4 +1,4 @@
-"""Moves and local products of sharded tensors, one by one on whole specs: what the numbered ones have to agree with."""
+"""Collectives and local products of sharded tensors, enumerated on specs: the reference for the numbered shardings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.sharding.spec import Axes, Spec
 
 
 def collectives_from(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
-    """Every collective that applies to a tensor lying as `spec`."""
+    """Every collective that applies to a tensor sharded as `spec`."""
     yield from _gathers(spec)
     yield from _reductions(spec)
     used = spec.sharded_axes | set(spec.partial)
@@ -25,26 +25,32 @@ def collectives_from(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collecti
 
 def _gathers(spec: Spec) -> Iterator[Collective]:
     for dim in spec.dims:
-        own = spec.axes_of(dim)
-        for start in range(len(own)):
-            tail, kept = own[start:], spec.with_axes(dim, own[:start])
-            yield Collective(CollectiveKind.ALL_GATHER, tail, spec, kept)
+        axes = spec.axes_of(dim)
+        for start in range(len(axes)):
+            tail, gathered = axes[start:], spec.with_axes(dim, axes[:start])
+            yield Collective(CollectiveKind.ALL_GATHER, tail, spec, gathered)
             for target in spec.dims:
                 if target != dim:
                     yield Collective(
-                        CollectiveKind.ALL_TO_ALL, tail, spec, kept.with_axes(target, kept.axes_of(target) + tail)
+                        CollectiveKind.ALL_TO_ALL,
+                        tail,
+                        spec,
+                        gathered.with_axes(target, gathered.axes_of(target) + tail),
                     )
 
 
 def _reductions(spec: Spec) -> Iterator[Collective]:
     for count in range(1, len(spec.partial) + 1):
-        for some in itertools.combinations(spec.partial, count):
-            rest = spec.with_partial(axis for axis in spec.partial if axis not in some)
-            yield Collective(CollectiveKind.ALL_REDUCE, some, spec, rest)
-            for order in itertools.permutations(some):
+        for reduced in itertools.combinations(spec.partial, count):
+            remaining = spec.with_partial(axis for axis in spec.partial if axis not in reduced)
+            yield Collective(CollectiveKind.ALL_REDUCE, reduced, spec, remaining)
+            for order in itertools.permutations(reduced):
                 for dim in spec.dims:
                     yield Collective(
-                        CollectiveKind.REDUCE_SCATTER, order, spec, rest.with_axes(dim, rest.axes_of(dim) + order)
+                        CollectiveKind.REDUCE_SCATTER,
+                        order,
+                        spec,
+                        remaining.with_axes(dim, remaining.axes_of(dim) + order),
                     )
 
 
@@ -58,7 +64,7 @@ def _permutes(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
     unused = {size for count in range(1, len(free) + 1) for size in _products_of(spec, free, count)}
     for degrees, splits in _splits(len(spec.dims), free).items():
         ratios = [divmod(new, old) for new, old in zip(degrees, now, strict=True)]
-        finer = not any(rest for _, rest in ratios)
+        finer = not any(remainder for _, remainder in ratios)
         sliced_first = degrees != now and all(ratio == 1 or ratio in unused for ratio, _ in ratios)
         if not finer or sliced_first:
             continue
@@ -71,24 +77,24 @@ def _permutes(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
 def _products_of(spec: Spec, free: tuple[tuple[str, int], ...], count: int) -> Iterator[int]:
     """Degrees that a slice by `count` unused axes adds."""
     sizes = [size for axis, size in free if axis not in spec.sharded_axes]
-    return (math.prod(some) for some in itertools.combinations(sizes, count))
+    return (math.prod(chosen) for chosen in itertools.combinations(sizes, count))
 
 
 @lru_cache(maxsize=4096)
 def _splits(num_dims: int, free: tuple[tuple[str, int], ...]) -> Mapping[tuple[int, ...], list[tuple[Axes, ...]]]:
-    """Every way to split so many dims over distinct axes, by the degrees of the dims."""
+    """Every way to split `num_dims` dims over distinct axes, by the degrees of the dims."""
     size = dict(free)
-    found: dict[tuple[int, ...], list[tuple[Axes, ...]]] = {}
+    splits_by_degrees: dict[tuple[int, ...], list[tuple[Axes, ...]]] = {}
     for places in itertools.product(range(num_dims + 1), repeat=len(free)):
         groups = [[axis for (axis, _), p in zip(free, places, strict=True) if p == dim] for dim in range(num_dims)]
         for axes in itertools.product(*(itertools.permutations(group) for group in groups)):
             degrees = tuple(math.prod(size[axis] for axis in group) for group in axes)
-            found.setdefault(degrees, []).append(axes)
-    return found
+            splits_by_degrees.setdefault(degrees, []).append(axes)
+    return splits_by_degrees
 
 
 def _moved_axes(before: tuple[Axes, ...], after: tuple[Axes, ...], degree: Mapping[str, int]) -> Axes:
-    """Axes whose place differs: a dim keeps the axes that lead both before and after."""
+    """Axes that move: a dim keeps its leading axes common to both specs."""
     moved: set[str] = set()
     for old, new in zip(before, after, strict=True):
         shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))))
@@ -97,12 +103,12 @@ def _moved_axes(before: tuple[Axes, ...], after: tuple[Axes, ...], degree: Mappi
 
 
 def _is_slice(before: tuple[Axes, ...], after: tuple[Axes, ...]) -> bool:
-    """Each dim only gains axes behind those it has: every device keeps a part of its own shard."""
+    """Each dim only gains trailing axes: every device keeps a part of its shard."""
     return all(new[: len(old)] == old for old, new in zip(before, after, strict=True))
 
 
 def local_products(left: Axes, right: Axes, result: Axes, axes: Axes) -> Iterator[tuple[Spec, Spec, Spec]]:
-    """Every way to lay the mesh over a local product: each axis splits one dim, or is a partial sum of one side, or rests."""
+    """Every assignment of mesh axes to a local product: an axis splits a dim, is a partial sum of an operand, or is unused."""
     dims = tuple(dict.fromkeys((*left, *right)))
     for places in itertools.product((*dims, "{left}", "{right}", None), repeat=len(axes)):
         by_dim: dict[str, list[str]] = {}

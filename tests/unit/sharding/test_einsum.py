@@ -12,8 +12,8 @@ def products(text: str, fixed: str | None = None) -> tuple[str, str, str, tuple[
     expression = parse_expression(text)
     left, right = expression.operands
     assert expression.result is not None
-    found = contract(left.spec, right.spec, expression.result.spec.dims, fixed=fixed)
-    return f"A{found.left}", f"B{found.right}", f"C{found.result}", found.reasons
+    contraction = contract(left.spec, right.spec, expression.result.spec.dims, fixed=fixed)
+    return f"A{contraction.left}", f"B{contraction.right}", f"C{contraction.result}", contraction.reasons
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,9 @@ def products(text: str, fixed: str | None = None) -> tuple[str, str, str, tuple[
         ("A[I, J]{U_Y} * B[J, K_X] -> C[I, K]", "A[I, J]{U_Y}", "B[J, K_X]", "C[I, K_X]{U_Y}", ()),
     ],
 )
-def test_the_four_cases(text: str, left: str, right: str, result: str, reasons: tuple[str, ...]) -> None:
+def test_products_follow_the_four_cases(
+    text: str, left: str, right: str, result: str, reasons: tuple[str, ...]
+) -> None:
     assert products(text) == (left, right, result, reasons)
 
 
@@ -73,7 +75,7 @@ def test_a_fixed_operand_stays() -> None:
         products("A[B, D] * W[D_X, F] -> C[B, F]", "right")
 
 
-def test_an_operand_that_is_partial_where_the_other_is_split_is_reduced() -> None:
+def test_a_partial_operand_is_reduced_where_the_other_is_split() -> None:
     left, right, result, reasons = products("A[I, J]{U_X} * B[J, K_X] -> C[I, K]")
     assert (left, right, result) == ("A[I, J]", "B[J, K_X]", "C[I, K_X]")
     assert reasons == ("left is a partial sum over X, which splits K of the other operand: reduce it",)
@@ -84,7 +86,7 @@ def test_a_result_has_only_dims_of_the_operands() -> None:
         contract(parse_tensor("A[I, J]").spec, parse_tensor("B[J, K]").spec, ("I", "L"))
 
 
-def test_of_two_partial_sums_over_one_axis_one_is_reduced() -> None:
+def test_of_two_partial_sums_over_an_axis_the_right_one_is_reduced() -> None:
     left, right, result, reasons = products("A[I, J]{U_X} * B[J, K]{U_X} -> C[I, K]")
     assert (left, right, result) == ("A[I, J]{U_X}", "B[J, K]", "C[I, K]{U_X}")
     assert reasons == ("both operands are partial sums over X: reduce right",)

@@ -1,4 +1,4 @@
-"""What the text of a product means: the einsum that it is, and what is said about it."""
+"""The meaning of a product's text: its einsum, and remarks about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardwise.values.errors import InputError
         ("A[I, J] -> B[J]", "ij->j"),
     ],
 )
-def test_an_expression_is_the_einsum_of_its_text(text: str, subscripts: str) -> None:
+def test_an_expression_equals_the_einsum_of_its_text(text: str, subscripts: str) -> None:
     assert einsum_equation(parse_expression(text)) == subscripts
 
 
@@ -39,14 +39,14 @@ def test_an_einsum_has_no_more_dims_than_letters() -> None:
         assign_letters(f"D{i}" for i in range(53))
 
 
-def test_a_sum_over_one_operand_alone_is_said() -> None:
+def test_a_sum_over_a_single_operand_is_remarked() -> None:
     assert explain_sums(parse_expression("A[I, J] * B[K, L, M] -> C[I, L]")) == (
         "A is summed over J by itself, before any product: neither another operand nor C has J",
         "B is summed over K and M by itself, before any product: neither another operand nor C has K and M",
     )
 
 
-def test_a_dim_of_three_operands_is_one_index_and_that_is_said() -> None:
+def test_a_dim_of_three_operands_is_a_single_index_and_is_remarked() -> None:
     assert explain_sums(parse_expression("In[B, D] * W1[D, F] * W2[F, D] -> Out[B, D]")) == (
         "D: one index of In, W1, W2 and Out, not summed (as in einsum); a dim that a chain sums and has again behind the sum "
         "needs two names, such as D and D'",
@@ -65,7 +65,7 @@ def test_a_dim_of_three_operands_is_one_index_and_that_is_said() -> None:
         "In[B, D] * W1[D, F] * W2[F, D'] -> Out[B, D']",
     ],
 )
-def test_nothing_is_said_where_nothing_surprises(text: str) -> None:
+def test_ordinary_products_have_no_remarks(text: str) -> None:
     assert explain_sums(parse_expression(text)) == ()
 
 

@@ -1,4 +1,4 @@
-"""Numbered shardings have the moves, and tensors the local products, that one finds on specs, in the same order."""
+"""Numbered shardings have the collectives and local products enumerated on specs, in the same order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES = {"I": 16, "J": 24, "K": 48}
 
 
 def shardings_of(dims: Axes, mesh: dict[str, int]) -> list[Spec]:
-    """Every sharding, with every set of the axes that are left as partial sums."""
+    """Every sharding, with every set of the unused axes as partial sums."""
     return [
         spec.with_partial(partial)
         for spec in list_legal_shardings(dims, tuple(mesh))
@@ -54,18 +54,18 @@ def by_payload(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
 
 @pytest.mark.parametrize("dims", [(), ("I",), ("I", "J")], ids=str)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_a_sharding_has_a_number_and_its_moves(mesh: dict[str, int], dims: Axes) -> None:
+def test_a_sharding_has_a_number_and_its_collectives(mesh: dict[str, int], dims: Axes) -> None:
     graph = lattice(dims, AxisGroups(mesh))
     values = SymbolValues({**SIZES, **mesh})
     for spec in shardings_of(dims, mesh):
         number = graph.shardings.encode_spec(spec)
         assert graph.spec(number) == spec
-        expected = [one for one in collectives_from(spec, mesh) if divides(one.after, mesh)]
-        found = graph.edges(number)
-        assert [graph.collective(number, operation, after) for after, _, operation in found] == expected
+        expected = [collective for collective in collectives_from(spec, mesh) if divides(collective.after, mesh)]
+        edges = graph.edges(number)
+        assert [graph.collective(number, operation, after) for after, _, operation in edges] == expected
         if divides(spec, mesh):
-            payloads = [float(one.payload_elements.evaluate(values)) for one in expected]
-            assert [cost for _, cost, _ in found] == [(payload,) for payload in payloads]
+            payloads = [float(collective.payload_elements.evaluate(values)) for collective in expected]
+            assert [cost for _, cost, _ in edges] == [(payload,) for payload in payloads]
 
 
 def divides(spec: Spec, mesh: dict[str, int]) -> bool:
@@ -84,29 +84,29 @@ def divides(spec: Spec, mesh: dict[str, int]) -> bool:
     ],
 )
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_the_local_products_of_two_tensors(mesh: dict[str, int], left: Axes, right: Axes, result: Axes) -> None:
-    """Costs are coarse, so that many products lie alike at the same cost and their order decides."""
+def test_local_products_equal_the_enumeration(mesh: dict[str, int], left: Axes, right: Axes, result: Axes) -> None:
+    """Costs are coarse, so that many products have the same cost and their order decides."""
     groups = AxisGroups(mesh)
     tensors = [tensor(dims, mesh, groups) for dims in (left, right)]
     target = lattice(result, groups)
-    found: dict[int, ReachedSharding] = {}
-    LocalProducts(tensors[0], tensors[1], target, groups).join(found, coarse, (9.0,))
+    reached: dict[int, ReachedSharding] = {}
+    LocalProducts(tensors[0], tensors[1], target, groups).join(reached, coarse, (9.0,))
     expected: dict[int, tuple[CostVector, tuple[int, ...]]] = {}
     for *specs, spec in local_products(left, right, result, tuple(mesh)):
-        numbers = tuple(t.graph.shardings.encode_spec(own) for t, own in zip(tensors, specs, strict=True))
-        if all(own in t.nodes for t, own in zip(tensors, numbers, strict=True)):
-            moved = sum(t.nodes[own].cost[0] for t, own in zip(tensors, numbers, strict=True))
-            cost = (moved + coarse(flops(specs, result, groups))[0],)
+        numbers = tuple(t.graph.shardings.encode_spec(index) for t, index in zip(tensors, specs, strict=True))
+        if all(index in t.nodes for t, index in zip(tensors, numbers, strict=True)):
+            operands_cost = sum(t.nodes[index].cost[0] for t, index in zip(tensors, numbers, strict=True))
+            cost = (operands_cost + coarse(flops(specs, result, groups))[0],)
             number = target.shardings.encode_spec(spec)
             if cost < (9.0,) and (number not in expected or cost < expected[number][0]):
                 expected[number] = cost, numbers
-    assert list(found) == list(expected)
-    assert all(isinstance(node.origin, ByProduct) for node in found.values())
-    assert {n: (node.cost, node.origin.numbers) for n, node in found.items()} == expected  # type: ignore[union-attr]
+    assert list(reached) == list(expected)
+    assert all(isinstance(node.origin, ByProduct) for node in reached.values())
+    assert {n: (node.cost, node.origin.numbers) for n, node in reached.items()} == expected  # type: ignore[union-attr]
 
 
 def tensor(dims: Axes, mesh: dict[str, int], groups: AxisGroups) -> SearchTensor:
-    """A tensor of which most shardings are known, at costs that are often alike."""
+    """A tensor with costs for most shardings, which are often equal."""
     graph = lattice(dims, groups)
     specs = [spec for spec in shardings_of(dims, mesh) if divides(spec, mesh)]
     numbers = [graph.shardings.encode_spec(spec) for index, spec in enumerate(specs) if index % 5]
@@ -122,5 +122,5 @@ def coarse(flops: float) -> CostVector:
 def flops(operands: Sequence[Spec], result: Axes, groups: AxisGroups) -> float:
     """One for each multiplication on a device and, where a dim is summed, one for each addition."""
     axes = {dim: spec.axes_of(dim) for spec in operands for dim in spec.dims}
-    elements = math.prod(SIZES[dim] // groups.size_of(own) for dim, own in axes.items())
+    elements = math.prod(SIZES[dim] // groups.size_of(dim_axes) for dim, dim_axes in axes.items())
     return elements * (2.0 if set(axes) - set(result) else 1.0)

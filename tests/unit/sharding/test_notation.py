@@ -52,13 +52,13 @@ def test_expressions_round_trip(operands: list[ParsedTensor], result: ParsedTens
         ("A[I] { U_{fsdp,dp} }", ("I",), ((),), ("dp", "fsdp")),
     ],
 )
-def test_what_a_text_means(
+def test_texts_are_parsed_into_specs(
     text: str, dims: tuple[str, ...], axes: tuple[tuple[str, ...], ...], partial: tuple[str, ...]
 ) -> None:
     assert parse_tensor(text).spec == Spec(dims, axes, partial)
 
 
-def test_an_expression_has_operands_and_perhaps_a_result() -> None:
+def test_an_expression_has_operands_and_an_optional_result() -> None:
     expression = parse_expression("A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]")
     assert [operand.name for operand in expression.operands] == ["A", "B"]
     assert expression.result == parse_tensor("C[I_X, K_Y]")
@@ -90,7 +90,7 @@ def test_an_expression_has_operands_and_perhaps_a_result() -> None:
         ("A[I] x", "expected nothing more after the tensor\n  A[I] x\n       ^"),
     ],
 )
-def test_a_tensor_s_faults_have_a_caret_under_them(text: str, message: str) -> None:
+def test_errors_of_a_tensor_point_at_the_fault(text: str, message: str) -> None:
     with pytest.raises(NotationError) as caught:
         parse_tensor(text)
     assert str(caught.value) == message
@@ -105,7 +105,7 @@ def test_a_tensor_s_faults_have_a_caret_under_them(text: str, message: str) -> N
         ("A[I] -> B[I] C", "expected '*', '->' or the end of the expression\n  A[I] -> B[I] C\n               ^"),
     ],
 )
-def test_an_expression_s_faults_have_a_caret_under_them(text: str, message: str) -> None:
+def test_errors_of_an_expression_point_at_the_fault(text: str, message: str) -> None:
     with pytest.raises(NotationError) as caught:
         parse_expression(text)
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""Shardings and meshes: what a device holds, how often, and what is refused."""
+"""Shardings and meshes: shards of a device, replication, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_local_elements_round_up_on_the_fullest_device() -> None:
     assert spec("[I_X, J]").local_elements().evaluate(SymbolValues({"I": 10, "J": 3, "X": 4})) == 9
 
 
-def test_what_does_not_divide_is_named_with_the_nearest_sizes() -> None:
+def test_indivisible_dims_are_named_with_the_nearest_sizes() -> None:
     message = "[I_XY, J]: dim I = 60 does not divide over X·Y = 8; the nearest sizes that do are 56 and 64"
     with pytest.raises(ShardingError, match=re.escape(message)):
         spec("[I_XY, J]").local_shape(MESH, {"I": 60, "J": 1})
@@ -69,7 +69,7 @@ def test_a_split_dim_must_exist() -> None:
         Spec(("I", "J"), ((),))
 
 
-def test_changes_leave_the_rest_as_it_is() -> None:
+def test_changes_keep_the_other_fields() -> None:
     start = spec("[I_XY, J]{U_Z}")
     assert start.gather_axis("X") == spec("[I, J]{U_Z}")  # Y is minor to X: shards stay contiguous
     assert start.gather_axis("Y") == spec("[I_X, J]{U_Z}")
@@ -83,7 +83,7 @@ def test_changes_leave_the_rest_as_it_is() -> None:
     assert start.axes_of("K") == ()
 
 
-def test_the_order_of_partial_axes_says_nothing_but_that_of_a_dim_does() -> None:
+def test_the_order_of_axes_matters_in_a_dim_but_not_in_a_partial_sum() -> None:
     assert spec("[I]{U_XY}") == spec("[I]{U_YX}")
     assert spec("[I_XY]") != spec("[I_YX]")
 
@@ -105,7 +105,7 @@ def test_mesh_numbers_devices_with_the_first_axis_slowest() -> None:
     assert mesh.size(()) == 1
 
 
-def test_mesh_refuses_all_faults_at_once() -> None:
+def test_all_problems_of_a_mesh_are_reported_together() -> None:
     with pytest.raises(ShardingError) as caught:
         Mesh((("X", 2), ("X", 0), ("Y", True)))
     assert caught.value.problems == (

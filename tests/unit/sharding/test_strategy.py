@@ -41,7 +41,7 @@ def solve(
     return find_cheapest_strategies(problem, bytes_of, lambda flops: (0.0, flops, 0.0), alternatives=alternatives)
 
 
-def shown(strategy: ProductStrategy) -> list[str]:
+def describe_actions(strategy: ProductStrategy) -> list[str]:
     return [
         f"{a.collective.kind} {a.tensor}"
         if isinstance(a, ProductCollective)
@@ -58,8 +58,8 @@ def shown(strategy: ProductStrategy) -> list[str]:
         ("A[I, J_X] * B[J_X, K_Y] -> C[I_X, K_Y]", ["A[I, J_X] * B[J_X, K_Y]", "reduce_scatter A*B"]),
     ],
 )
-def test_what_needs_no_choice(text: str, actions: list[str]) -> None:
-    assert shown(solve(text, {"X": 4, "Y": 2}, {"I": 64, "J": 64, "K": 64})[0]) == actions
+def test_products_with_a_single_strategy(text: str, actions: list[str]) -> None:
+    assert describe_actions(solve(text, {"X": 4, "Y": 2}, {"I": 64, "J": 64, "K": 64})[0]) == actions
 
 
 @pytest.mark.parametrize(
@@ -71,18 +71,18 @@ def test_what_needs_no_choice(text: str, actions: list[str]) -> None:
     ],
 )
 def test_gather_or_reduce_depends_on_the_sizes(sizes: dict[str, int], kinds: list[str]) -> None:
-    assert shown(solve("X[B, D] * Y[D_X, F] -> Z[B, F]", {"X": 4}, sizes)[0]) == kinds
+    assert describe_actions(solve("X[B, D] * Y[D_X, F] -> Z[B, F]", {"X": 4}, sizes)[0]) == kinds
 
 
-def test_two_reductions_are_one_of_each_kind_not_an_all_reduce() -> None:
+def test_two_reduce_scatters_beat_an_all_reduce_and_a_slice() -> None:
     """XLA's partitioner moves more here: an AllReduce over both axes, then a slice."""
     best = solve("A[I, J_XY] * B[J_XY, K] -> C[I_X, K_Y]", {"X": 4, "Y": 2}, {"I": 64, "J": 64, "K": 64})[0]
-    whole = 2 * 64 * 64 * (1 - 1 / 8)
-    assert best.cost[0] < whole / 2
-    assert not any("all_reduce" in action for action in shown(best))
+    all_reduce = 2 * 64 * 64 * (1 - 1 / 8)
+    assert best.cost[0] < all_reduce / 2
+    assert not any("all_reduce" in action for action in describe_actions(best))
 
 
-def test_free_operands_start_where_it_is_cheapest() -> None:
+def test_free_operands_start_in_the_cheapest_sharding() -> None:
     best = solve(
         "A[I, J_X] * B[J, K_X] -> C[I_X, K]", {"X": 4}, {"I": 64, "J": 64, "K": 64}, free=("A", "B")
     )[0]  # fmt: skip
@@ -100,7 +100,7 @@ def test_chains_are_tried_in_every_order() -> None:
     assert [p.operands for p in back.actions if isinstance(p, ProductStep)] == [("B", "C"), ("A", "B*C")]
 
 
-def test_the_best_of_all_programs_up_to_a_length() -> None:
+def test_no_program_up_to_a_length_is_cheaper() -> None:
     """Brute force over all sequences of up to three collectives around one product finds nothing cheaper."""
     mesh, sizes = {"X": 2, "Y": 4}, {"I": 16, "J": 8, "K": 32}
     text = "A[I_X, J_Y] * B[J, K_X] -> C[I_Y, K_X]"
@@ -115,17 +115,17 @@ def brute_force(text: str, mesh: dict[str, int], sizes: dict[str, int], *, lengt
     values = SymbolValues({**mesh, **sizes})
 
     def reach(start: Spec) -> dict[Spec, float]:
-        found = {start: 0.0}
+        costs = {start: 0.0}
         for _ in range(length):
-            for spec, cost in list(found.items()):
-                for one in collectives_from(spec, mesh):
-                    total = cost + one.received_elements.evaluate(values)
-                    if total < found.get(one.after, float("inf")):
-                        found[one.after] = total
-        return found
+            for spec, cost in list(costs.items()):
+                for collective in collectives_from(spec, mesh):
+                    total = cost + collective.received_elements.evaluate(values)
+                    if total < costs.get(collective.after, float("inf")):
+                        costs[collective.after] = total
+        return costs
 
     left, right = (reach(operand.spec) for operand in expression.operands)
-    least = (float("inf"), float("inf"), 0.0)
+    cheapest = (float("inf"), float("inf"), 0.0)
     for (a, cost_a), (b, cost_b) in itertools.product(left.items(), right.items()):
         shared = a.axes_of("J") == b.axes_of("J")
         clash = (set(a.axes_of("I")) & set(b.axes_of("K"))) | (set(a.axes_of("I")) & set(b.axes_of("J")))
@@ -137,15 +137,17 @@ def brute_force(text: str, mesh: dict[str, int], sizes: dict[str, int], *, lengt
                 flops = 2.0
                 for dim, spec in (("I", a), ("J", a), ("K", b)):
                     flops *= Spec.of((dim,), {dim: spec.axes_of(dim)}).local_elements().evaluate(values)
-                least = min(least, (cost_a + cost_b + end, flops, 0.0))
-    return least
+                cheapest = min(cheapest, (cost_a + cost_b + end, flops, 0.0))
+    return cheapest
 
 
-def test_alternatives_differ_in_more_than_the_names_of_equal_axes() -> None:
-    found = solve("A[I, J] * B[J, K] -> C[I, K]", {"X": 2, "Y": 2}, {"I": 64, "J": 64, "K": 64}, free=("A", "B"))
-    signatures = [tuple(sorted(action.translate(str.maketrans("XY", "XX")) for action in shown(s))) for s in found]
+def test_alternatives_differ_beyond_the_names_of_equal_axes() -> None:
+    strategies = solve("A[I, J] * B[J, K] -> C[I, K]", {"X": 2, "Y": 2}, {"I": 64, "J": 64, "K": 64}, free=("A", "B"))
+    signatures = [
+        tuple(sorted(action.translate(str.maketrans("XY", "XX")) for action in describe_actions(s))) for s in strategies
+    ]
     assert len(set(signatures)) == len(signatures)
-    assert [s.cost for s in found] == sorted(s.cost for s in found)
+    assert [s.cost for s in strategies] == sorted(s.cost for s in strategies)
 
 
 def test_operands_that_share_no_dim_make_an_outer_product() -> None:
@@ -154,7 +156,7 @@ def test_operands_that_share_no_dim_make_an_outer_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "least"),
+    ("text", "num_bytes"),
     [
         # the partial sum would be there for nothing; scattered it is 32 of 64 elements, gathered operands are more
         ("A[I, J_X] * B[J_X, K]", 32),
@@ -165,11 +167,11 @@ def test_operands_that_share_no_dim_make_an_outer_product() -> None:
         ("A[J_X] * B[J_X]", 1),  # no dim to scatter: an AllReduce of one number
     ],
 )
-def test_without_a_goal_no_partial_sum_is_left(text: str, least: float) -> None:
-    found = solve(text, {"X": 2, "Y": 1}, {"I": 8, "J": 8, "K": 8})
-    assert found[0].cost[0] == least
-    assert all(strategy.result.partial == () for strategy in found)
-    assert all(last_sharding(strategy).partial == () for strategy in found)
+def test_without_a_result_spec_no_partial_sum_remains(text: str, num_bytes: float) -> None:
+    strategies = solve(text, {"X": 2, "Y": 1}, {"I": 8, "J": 8, "K": 8})
+    assert strategies[0].cost[0] == num_bytes
+    assert all(strategy.result.partial == () for strategy in strategies)
+    assert all(last_sharding(strategy).partial == () for strategy in strategies)
 
 
 def last_sharding(strategy: ProductStrategy) -> Spec:
@@ -177,9 +179,9 @@ def last_sharding(strategy: ProductStrategy) -> Spec:
     return last.collective.after if isinstance(last, ProductCollective) else last.result_spec
 
 
-def test_a_sum_over_one_operand_alone_comes_before_its_product() -> None:
+def test_a_sum_over_a_single_operand_comes_before_its_product() -> None:
     best = solve("A[I, J_X] * B[K, L] -> C[I, L]", {"X": 2}, {"I": 8, "J": 8, "K": 4, "L": 2})[0]
-    assert shown(best) == ["A[I, J_X]", "all_reduce A.sum", "B[K, L]", "A.sum[I] * B.sum[L]"]
+    assert describe_actions(best) == ["A[I, J_X]", "all_reduce A.sum", "B[K, L]", "A.sum[I] * B.sum[L]"]
     assert best.cost == (2 * 8 / 2, 8 * 8 / 2 + 4 * 2 + 8 * 2, 1.0)
 
 

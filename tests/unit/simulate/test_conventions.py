@@ -1,4 +1,4 @@
-"""The simulated step under a convention of overlap is the estimate's closed form, to the last digits."""
+"""The simulated step under an overlap convention equals the estimate's closed form to rounding."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def job_of(overlap: str, *, precision: str = "bf16", seq_len: int = 1024) -> Job
 
 @pytest.mark.parametrize("case", LAYOUTS, ids=lambda case: f"{case[0]}-{case[2]}")
 @pytest.mark.parametrize("overlap", CONVENTION_STREAMS)
-def test_without_a_pipeline_it_is_the_estimate(case: tuple[str, str, str], overlap: str) -> None:
-    """`none` is what a stack is estimated by that exposes all of its communication."""
+def test_a_step_without_a_pipeline_equals_the_estimate(case: tuple[str, str, str], overlap: str) -> None:
+    """`none` is the convention of a stack that exposes all of its communication."""
     model, cluster, layout = case
     pricing = Pricing(Problem(load_model(model), load_cluster(cluster), job_of(overlap)), Layout.parse(layout))
     (stage,) = pricing.stages()
     step = StageStep(stage=stage, overlap=pricing.job.overlap_convention, share=1.0 if overlap == "none" else None)
-    found = simulate_step(pricing, overlap)
-    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
-    (rank,) = found.ranks
+    simulated = simulate_step(pricing, overlap)
+    assert simulated.step_time_s == pytest.approx(step.total_s, rel=1e-9)
+    (rank,) = simulated.ranks
     assert rank.bubble_s == 0.0
     phases = {"forward": step.forward_s, "backward": step.backward_s, "recompute": step.recompute_s}
     for phase, seconds in phases.items():
@@ -66,11 +66,10 @@ def test_without_a_pipeline_it_is_the_estimate(case: tuple[str, str, str], overl
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_current"])
 @pytest.mark.parametrize("stack", [None, "compiled"])
-def test_casts_and_launches_are_in_it(precision: str, stack: str | None) -> None:
-    """A measured stack launches every kernel from the host; what exposes its share is not simulated, so its convention is.
+def test_casts_and_launches_are_simulated(precision: str, stack: str | None) -> None:
+    """A measured stack launches every kernel from the host. Exposed shares are not simulated, so the convention is stated.
 
-    Of a stack without a slow host and without collectives beside weight gradients, which a convention would hide once more.
-    """
+    The stack has no slow host and no collectives beside weight gradients, which a convention would hide a second time."""
     cluster = load_cluster("h100:64", stack=stack)
     for model, layout in (
         ("llama-3-8b", "fsdp=32 tp=2 recompute=full"),
@@ -82,13 +81,13 @@ def test_casts_and_launches_are_in_it(precision: str, stack: str | None) -> None
         assert simulate_step(pricing, "sum").step_time_s == pytest.approx(expected, rel=1e-9)
 
 
-def test_it_is_the_step_time_of_an_estimate() -> None:
+def test_a_simulation_has_the_step_time_of_the_estimate() -> None:
     model, cluster, layout = load_model("llama-3-8b"), load_cluster("h100:16"), Layout.parse("fsdp=8 tp=2 zero_stage=3")
-    found = simulate(Problem(model, cluster, job_of("sum")), layout, overlap="sum")
-    assert found.step_time_s == pytest.approx(
+    simulation = simulate(Problem(model, cluster, job_of("sum")), layout, overlap="sum")
+    assert simulation.step_time_s == pytest.approx(
         estimate(Problem(model, cluster, job_of("sum")), layout).step_time_s, rel=1e-9
     )
-    assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
+    assert sum(simulation.time.values()) == pytest.approx(simulation.step_time_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("overlap", CONVENTION_STREAMS)
@@ -99,18 +98,18 @@ def test_it_is_the_step_time_of_an_estimate() -> None:
         "pp=4 num_virtual_stages=2 schedule=interleaved_breadth_first",
     ],
 )  # fmt: skip
-def test_equal_stages_of_a_pipeline_are_the_closed_form(layout: str, overlap: str) -> None:
-    """Every stage as one between the ends, whose weights no other rank has: the first and the last pass are as all others."""
-    found, step = equal_stages(layout, overlap)
-    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
-    assert found.ranks[found.busiest].bubble_s == pytest.approx(step.bubble_s, rel=1e-9)
+def test_equal_stages_of_a_pipeline_equal_the_closed_form(layout: str, overlap: str) -> None:
+    """Every stage is an interior one, without shared weights: the first and the last pass equal all others."""
+    simulated, step = equal_stages(layout, overlap)
+    assert simulated.step_time_s == pytest.approx(step.total_s, rel=1e-9)
+    assert simulated.ranks[simulated.busiest].bubble_s == pytest.approx(step.bubble_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved_zb", "zb_v", "dualpipe_v"])
-def test_equal_stages_with_split_passes_take_as_long_as_the_closed_form_says(schedule: str) -> None:
-    """Where as much is exposed of a whole backward pass as of its two parts, which `sum` and `max` hide behind each alone."""
-    found, step = equal_stages(f"pp=4 num_virtual_stages=2 schedule={schedule}", "per_axis")
-    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
+def test_equal_stages_with_split_passes_equal_the_closed_form(schedule: str) -> None:
+    """For the convention that exposes as much of a whole backward pass as of its two parts."""
+    simulated, step = equal_stages(f"pp=4 num_virtual_stages=2 schedule={schedule}", "per_axis")
+    assert simulated.step_time_s == pytest.approx(step.total_s, rel=1e-9)
 
 
 def equal_stages(layout: str, overlap: str) -> tuple[SimulatedStep, StageStep]:
@@ -129,7 +128,7 @@ def equal_stages(layout: str, overlap: str) -> tuple[SimulatedStep, StageStep]:
 
 
 def test_split_passes_take_as_long_as_whole_ones() -> None:
-    """Where nothing overlaps: what a rank of a zero-bubble schedule does is what is estimated, without the bubble."""
+    """Where nothing overlaps, a rank of a zero-bubble schedule works as long as estimated without the bubble."""
     pricing = Pricing(
         Problem(load_model("llama-3-8b"), load_cluster("h100:16"), job_of("none")),
         Layout.parse("tp=4 pp=4 schedule=zb_h1"),
@@ -137,7 +136,7 @@ def test_split_passes_take_as_long_as_whole_ones() -> None:
     simulator = StepSimulator(pricing, "none", 1.0)
     simulator.stages = (simulator.stages[1],) * 4
     step = StageStep(stage=pricing.stages()[1], overlap="per_axis", share=1.0)
-    found = simulator.run()
-    for rank in found.ranks:
+    simulated = simulator.run()
+    for rank in simulated.ranks:
         works = sum(rank.computed.values()) + sum(rank.exposed.values())
         assert works == pytest.approx(step.total_s - step.bubble_s, rel=1e-9)

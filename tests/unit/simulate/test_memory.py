@@ -1,4 +1,4 @@
-"""The memory of a plan against what each rank holds over its simulated step."""
+"""The memory of a plan against the memory of each rank over its simulated step."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def planned_and_simulated(
     return planned, [rank.peak_bytes for rank in memory_over_time(simulate_step(pricing))]
 
 
-def off_by_rank(model: str, cluster: str, num_micro_batches: int, layout: str) -> list[float]:
-    """By how much the memory of a plan is more than the peak of each rank."""
-    both = planned_and_simulated(model, cluster, num_micro_batches, layout)
-    return [held / peak - 1 for held, peak in zip(*both, strict=True)]
+def relative_errors(model: str, cluster: str, num_micro_batches: int, layout: str) -> list[float]:
+    """Relative excess of a plan's memory over the peak of each rank."""
+    bytes_and_peaks = planned_and_simulated(model, cluster, num_micro_batches, layout)
+    return [planned / peak - 1 for planned, peak in zip(*bytes_and_peaks, strict=True)]
 
 
 @pytest.mark.parametrize("layout", ["pp=16 schedule=afab", "pp=16 num_virtual_stages=2 schedule=looped_bfs"])
-def test_the_head_keeps_all_micro_batches_where_all_go_forward_first(layout: str) -> None:
-    """What it saves was counted once: 3% to 5% too little on the last rank."""
-    assert off_by_rank(*EIGHT, layout) == pytest.approx([0.0] * 16, abs=1e-6)
+def test_the_head_keeps_all_micro_batches_under_all_forward_all_backward(layout: str) -> None:
+    """Regression: its saved tensors were counted once, 3% to 5% too little on the last rank."""
+    assert relative_errors(*EIGHT, layout) == pytest.approx([0.0] * 16, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,16 @@ def test_the_head_keeps_all_micro_batches_where_all_go_forward_first(layout: str
 def test_uneven_virtual_stages_keep_more_of_their_earliest_layers(model: str, layout: str) -> None:
     """The fullest rank was planned 5% too small in all."""
     devices = Layout.parse(layout).num_devices
-    worst = max(map(abs, off_by_rank(model, f"h100:{devices}", 32, layout)[1:-1]))
+    worst = max(map(abs, relative_errors(model, f"h100:{devices}", 32, layout)[1:-1]))
     assert worst < 0.001
 
 
-@pytest.mark.parametrize(("layout", "most"), [(ALL, 0.03), (f"{ALL} schedule=zb_v", 0.002)])
-def test_a_module_of_multi_token_prediction_keeps_what_the_last_virtual_stage_has(layout: str, most: float) -> None:
-    """It was counted as often as all virtual stages of its rank are in flight: 43% and 98% too much there."""
-    assert max(map(abs, off_by_rank(*DEEP, layout))) < most
+@pytest.mark.parametrize(("layout", "limit"), [(ALL, 0.03), (f"{ALL} schedule=zb_v", 0.002)])
+def test_a_module_of_multi_token_prediction_keeps_the_micro_batches_of_the_last_virtual_stage(
+    layout: str, limit: float
+) -> None:
+    """Regression: it was counted for all virtual stages of its rank, 43% and 98% too much."""
+    assert max(map(abs, relative_errors(*DEEP, layout))) < limit
 
 
 @pytest.mark.parametrize(
@@ -77,10 +79,10 @@ def test_a_module_of_multi_token_prediction_keeps_what_the_last_virtual_stage_ha
         ("deepseek-v3", "fsdp=64 ep=64 pp=16 zero_stage=1 recompute=full schedule=dualpipe"),
     ],
 )
-def test_what_waits_for_weight_gradients_is_held_when_the_list_has_it(model: str, layout: str) -> None:
-    """The fullest rank to the byte, under full recomputation too, where W waits for several times what is saved; all of what
-    waits was counted beside all that is in flight (DeepSeek-V3 under DualPipe: 15% too much), and a rank's two stages alike (70B
-    on pp=16: 2.6% too little)."""
+def test_tensors_that_await_weight_gradients_count_while_the_list_keeps_them(model: str, layout: str) -> None:
+    """The fullest rank to the byte, also under full recomputation, where tensors that wait for W exceed the saved ones.
+    Regression: all of them were counted in addition to all in flight (DeepSeek-V3 under DualPipe: 15% too much), and the
+    two stages of a rank as equal (70B on pp=16: 2.6% too little)."""
     devices = Layout.parse(layout).num_devices
     planned, simulated_peaks = planned_and_simulated(model, f"h100:{devices}", 64, layout)
     assert max(planned) == pytest.approx(max(simulated_peaks), rel=1e-3)
@@ -88,16 +90,16 @@ def test_what_waits_for_weight_gradients_is_held_when_the_list_has_it(model: str
 
 @pytest.mark.parametrize("schedule", pipeline_schedule_names())
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (8, 32)])
-def test_micro_batches_at_the_end_are_those_of_the_list(schedule: str, p: int, m: int) -> None:
+def test_micro_batches_at_the_last_stage_equal_those_of_the_list(schedule: str, p: int, m: int) -> None:
     v = min_virtual_stages(schedule, p)
     actions = build_actions(schedule, p, m, v)
     last = actions.num_stages - 1
     changes = {FORWARD: 1, FULL_BACKWARD: -1, BACKWARD_INPUT: -1}
-    most = 0
+    peak = 0
     for slots in actions.order:
-        held = 0
+        in_flight = 0
         for slot in slots:
-            here = [changes.get(action.kind, 0) for action in slot if action.stage == last]
-            most = max(most, held + here.count(1))
-            held += sum(here)
-    assert most == get_schedule(schedule).num_at_end(p, v, m)
+            changes_of_slot = [changes.get(action.kind, 0) for action in slot if action.stage == last]
+            peak = max(peak, in_flight + changes_of_slot.count(1))
+            in_flight += sum(changes_of_slot)
+    assert peak == get_schedule(schedule).num_at_end(p, v, m)

@@ -26,38 +26,38 @@ def transfer(seconds: float, axis: str = "tp") -> Transfer:
     return Transfer(seconds=seconds, axis=axis, unit="block", name="all_gather x")
 
 
-def times(found: StreamTimeline, stream: str) -> list[tuple[float, float]]:
-    return [(one.start, one.end) for one in found.events if one.stream == stream]
+def times(timeline: StreamTimeline, stream: str) -> list[tuple[float, float]]:
+    return [(event.start, event.end) for event in timeline.events if event.stream == stream]
 
 
 def test_kernels_come_one_after_the_other() -> None:
-    found = play_streams([[kernel(1.0), kernel(2.0, phase="backward")]])
-    assert (found.seconds, found.exposed) == (3.0, {})
-    assert found.computed == {"forward": 1.0, "backward": 2.0}
+    timeline = play_streams([[kernel(1.0), kernel(2.0, phase="backward")]])
+    assert (timeline.seconds, timeline.exposed) == (3.0, {})
+    assert timeline.computed == {"forward": 1.0, "backward": 2.0}
 
 
-def test_a_wait_behind_its_start_exposes_all_of_it() -> None:
-    one = transfer(3.0)
-    found = play_streams([[kernel(1.0), start_transfer(one), WaitTransfer(one), kernel(2.0)]])
-    assert (found.seconds, found.exposed) == (6.0, {"tp": 3.0})
+def test_a_wait_right_after_its_start_exposes_the_whole_transfer() -> None:
+    moved = transfer(3.0)
+    timeline = play_streams([[kernel(1.0), start_transfer(moved), WaitTransfer(moved), kernel(2.0)]])
+    assert (timeline.seconds, timeline.exposed) == (6.0, {"tp": 3.0})
 
 
 def test_a_transfer_is_hidden_where_compute_is_as_long() -> None:
-    one = transfer(3.0)
-    found = play_streams([[start_transfer(one), kernel(3.0), WaitTransfer(one), kernel(2.0)]])
-    assert (found.seconds, found.exposed) == (5.0, {})
-    assert times(found, "tp") == [(0.0, 3.0)]
+    moved = transfer(3.0)
+    timeline = play_streams([[start_transfer(moved), kernel(3.0), WaitTransfer(moved), kernel(2.0)]])
+    assert (timeline.seconds, timeline.exposed) == (5.0, {})
+    assert times(timeline, "tp") == [(0.0, 3.0)]
 
 
-def test_what_is_left_is_exposed() -> None:
-    one = transfer(3.0)
-    found = play_streams([[start_transfer(one), kernel(1.0), WaitTransfer(one), kernel(2.0)]])
-    assert (found.seconds, found.exposed) == (5.0, {"tp": 2.0})
+def test_the_remainder_of_a_transfer_is_exposed() -> None:
+    moved = transfer(3.0)
+    timeline = play_streams([[start_transfer(moved), kernel(1.0), WaitTransfer(moved), kernel(2.0)]])
+    assert (timeline.seconds, timeline.exposed) == (5.0, {"tp": 2.0})
 
 
-def test_a_stream_takes_one_at_a_time_and_two_streams_two() -> None:
+def test_transfers_of_a_stream_are_serial_and_streams_are_concurrent() -> None:
     first, second, third = transfer(2.0), transfer(2.0), transfer(3.0, "fsdp")
-    found = play_streams(
+    timeline = play_streams(
         [
             [
                 start_transfer(first),
@@ -69,14 +69,14 @@ def test_a_stream_takes_one_at_a_time_and_two_streams_two() -> None:
             ]
         ]
     )
-    assert times(found, "tp") == [(0.0, 2.0), (2.0, 4.0)]
-    assert times(found, "fsdp") == [(0.0, 3.0)]
-    assert (found.seconds, found.exposed) == (5.0, {"tp": 4.0})
+    assert times(timeline, "tp") == [(0.0, 2.0), (2.0, 4.0)]
+    assert times(timeline, "fsdp") == [(0.0, 3.0)]
+    assert (timeline.seconds, timeline.exposed) == (5.0, {"tp": 4.0})
 
 
 def test_each_wait_is_charged_to_its_own_axis() -> None:
     first, second = transfer(2.0), transfer(5.0, "fsdp")
-    found = play_streams(
+    timeline = play_streams(
         [
             [
                 start_transfer(first),
@@ -88,23 +88,23 @@ def test_each_wait_is_charged_to_its_own_axis() -> None:
             ]
         ]
     )
-    assert (found.seconds, found.exposed) == (6.0, {"tp": 1.0, "fsdp": 3.0})
+    assert (timeline.seconds, timeline.exposed) == (6.0, {"tp": 1.0, "fsdp": 3.0})
 
 
-def test_a_wait_at_the_end_counts() -> None:
-    one = transfer(4.0, "dp")
-    found = play_streams([[start_transfer(one), kernel(1.0), WaitTransfer(one)]])
-    assert (found.seconds, found.exposed) == (4.0, {"dp": 3.0})
+def test_a_wait_at_the_end_is_exposed() -> None:
+    moved = transfer(4.0, "dp")
+    timeline = play_streams([[start_transfer(moved), kernel(1.0), WaitTransfer(moved)]])
+    assert (timeline.seconds, timeline.exposed) == (4.0, {"dp": 3.0})
 
 
-def test_what_nobody_waits_for_is_left() -> None:
-    one = transfer(4.0, "dp")
-    found = play_streams([[kernel(1.0), start_transfer(one)]])
-    assert (found.seconds, found.exposed) == (1.0, {})
-    assert [found.events[number].end for number in found.trailing] == [5.0]
+def test_transfers_without_a_wait_are_trailing() -> None:
+    moved = transfer(4.0, "dp")
+    timeline = play_streams([[kernel(1.0), start_transfer(moved)]])
+    assert (timeline.seconds, timeline.exposed) == (1.0, {})
+    assert [timeline.events[number].end for number in timeline.trailing] == [5.0]
 
 
-def test_the_path_goes_through_what_is_waited_for() -> None:
+def test_the_critical_path_contains_awaited_transfers() -> None:
     slow, quick = transfer(4.0), transfer(1.0, "fsdp")
     works: list[TimedInstruction] = [
         kernel(1.0),
@@ -115,33 +115,33 @@ def test_the_path_goes_through_what_is_waited_for() -> None:
         WaitTransfer(quick),
         kernel(1.0),
     ]
-    found = play_streams([works])
-    assert [one.work for one in found.path()] == [works[0], slow, works[-1]]
-    assert found.seconds == 6.0
+    timeline = play_streams([works])
+    assert [event.work for event in timeline.path()] == [works[0], slow, works[-1]]
+    assert timeline.seconds == 6.0
 
 
-def test_two_passes_fill_what_the_other_one_waits() -> None:
-    """One waits 3 s behind its first kernel, in which the other's kernels run; only what they leave is exposed."""
-    one, other = transfer(3.0), transfer(4.0, "ep")
+def test_each_of_two_passes_fills_the_waits_of_the_other() -> None:
+    """The forward pass waits 3 s after its first kernel, in which backward kernels run; only the remainder is exposed."""
+    tp_transfer, ep_transfer = transfer(3.0), transfer(4.0, "ep")
     forward: list[TimedInstruction] = [
         kernel(1.0, phase=FORWARD),
-        start_transfer(one),
-        WaitTransfer(one),
+        start_transfer(tp_transfer),
+        WaitTransfer(tp_transfer),
         kernel(1.0, phase=FORWARD),
     ]
     backward: list[TimedInstruction] = [
         kernel(2.0, phase=FULL_BACKWARD),
-        start_transfer(other),
-        WaitTransfer(other),
+        start_transfer(ep_transfer),
+        WaitTransfer(ep_transfer),
         kernel(1.0, phase=FULL_BACKWARD),
     ]
-    found = play_streams([forward, backward])
-    assert times(found, COMPUTE) == [(0.0, 1.0), (1.0, 3.0), (4.0, 5.0), (7.0, 8.0)]
-    assert (found.seconds, found.exposed) == (8.0, {"tp": 1.0, "ep": 2.0})
+    timeline = play_streams([forward, backward])
+    assert times(timeline, COMPUTE) == [(0.0, 1.0), (1.0, 3.0), (4.0, 5.0), (7.0, 8.0)]
+    assert (timeline.seconds, timeline.exposed) == (8.0, {"tp": 1.0, "ep": 2.0})
 
 
 @pytest.mark.parametrize(("moving", "seconds"), [(10.0, 3.0), (1.5, 2.5), (0.6, 2.2), (0.0, 2.0)])
-def test_contention_slows_kernels_as_long_as_something_moves(moving: float, seconds: float) -> None:
-    """By half: 1.5 s of traffic run beside a second of work, and the other second takes a second."""
-    found = play_streams([[StartTransfer(transfer(moving), "tp"), kernel(2.0)]], 1.5)
-    assert found.seconds == pytest.approx(seconds)
+def test_contention_slows_kernels_during_transfers(moving: float, seconds: float) -> None:
+    """With a contention of 1.5, 1.5 s of traffic run beside one second of work, and the other second takes a second."""
+    timeline = play_streams([[StartTransfer(transfer(moving), "tp"), kernel(2.0)]], 1.5)
+    assert timeline.seconds == pytest.approx(seconds)
