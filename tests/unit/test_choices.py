@@ -285,9 +285,9 @@ ALLOWED = {
     ("measure/calibrate/constant_fit.py", "fold"), ("measure/calibrate/published_fit.py", "fold"),
     ("run/trainer/preflight.py", "recompute"), ("run/engine/micro_batch.py", "positions"),
     ("run/numpy/step.py", "loss"), ("measure/calibrate/user_runs.py", "recompute"),
-    # a command without the flag that says the default; a rule of one kind of norm
+    # a command without the flag of the default; a rule of a single kind of norm
     ("present/explorer/copy_as.py", "precision"),
-    # an AllReduce crosses a level twice, what gathers or scatters once; functions that have weights of their own
+    # an AllReduce crosses a level twice, gathers and scatters once; functions with separate weights
     ("hardware/network/switches.py", "operation"), ("model/decoder_block.py", "mlp"),
 }  # fmt: skip
 

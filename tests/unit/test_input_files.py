@@ -36,7 +36,7 @@ SOURCE = Path(shardwise.__file__).parent
 READER = {"values/input_files.py", "values/input_texts.py"}
 PACKAGE_DATA, WIRE, SYSTEM = "data of the package", "messages of our own processes", "files of the operating system"
 VERIFIED = "after `verify_records`"
-# Who may open or parse something else, and what that is.
+# Files that may open or parse something else, and why.
 EXCEPTIONS = {
     ("hardware/chip_units.py", "read_text"): PACKAGE_DATA,
     ("hardware/chip_units.py", "tomllib.loads"): PACKAGE_DATA,
@@ -130,7 +130,7 @@ def test_only_the_reader_reads_and_parses_foreign_files() -> None:
     assert sorted(EXCEPTIONS.keys() - calls) == [], "no longer needed"
 
 
-# Who may parse numbers of texts by `int` and `float`, and which.
+# Files that may parse numbers of texts by `int` and `float`, and which numbers.
 NUMBER_EXCEPTIONS = {
     "values/units.py": "quantities with a unit, whose digits its pattern bounds or a caller's text of an argument",
     "present/charts/palette.py": "colours of our own",

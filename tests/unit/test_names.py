@@ -51,7 +51,7 @@ def test_a_hugging_face_id_is_a_model_of_the_catalogue(hub_id: str, name: str) -
 @pytest.mark.parametrize("name", model_names())
 def test_every_id_of_the_catalogue_is_read(name: str) -> None:
     for hub_id in hub_ids(name):
-        assert name in (find_model_name(hub_id), "llama-3-405b")  # the paper's model is released as Llama 3.1 alone
+        assert name in (find_model_name(hub_id), "llama-3-405b")  # the paper's model is released only as Llama 3.1
 
 
 def test_a_verb_accepts_an_id_like_a_name() -> None:
@@ -98,7 +98,7 @@ def test_a_folder_takes_precedence_over_an_id(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("text", "known", "names"),
+    ("text", "candidates", "names"),
     [
         ("a100", chip_names(), ["a100-40gb", "a100-80gb"]),
         ("H100-SXM", chip_names(), ["h100"]),
@@ -111,8 +111,8 @@ def test_a_folder_takes_precedence_over_an_id(tmp_path: Path, monkeypatch: pytes
         ("a", [], []),
     ],
 )
-def test_the_nearest_names(text: object, known: list[object], names: list[str]) -> None:
-    assert find_nearest_names(text, known) == names
+def test_the_nearest_names(text: object, candidates: list[object], names: list[str]) -> None:
+    assert find_nearest_names(text, candidates) == names
 
 
 def test_a_text_that_is_not_a_name_has_no_nearest_name() -> None:

@@ -288,7 +288,7 @@ def test_shampoo_updates_equal_a_plain_implementation(shape: tuple[int, ...], ev
     np.testing.assert_allclose(state[MASTER], weight.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
-def test_shampoo_leaves_out_a_side_that_is_too_long() -> None:
+def test_shampoo_skips_a_side_beyond_the_limit() -> None:
     """The state has nothing of that side: the update is that of the other side only."""
     optimizer, gradient = (
         get_optimizer("shampoo"),
@@ -436,7 +436,7 @@ def test_an_optimizer_with_a_single_moment_has_its_memory(precision: str, first:
     assert other_terms[0] == other_terms[1]
 
 
-def test_moments_in_8_bits_take_a_byte_and_a_share_of_a_scale_whatever_the_recipe() -> None:
+def test_moments_in_8_bits_take_a_byte_and_a_share_of_a_scale_under_any_recipe() -> None:
     """The 33 norms of Llama 3.2 1B have two moments in the recipe's format."""
     optimizer, num_norms = get_optimizer("adamw_8bit"), 33 * 2048
     for precision, width in (("bf16", 4), ("bf16_bf16_moments", 2)):

@@ -85,7 +85,7 @@ def test_the_critical_batch_is_the_largest_within_tolerance_of_all_smaller_batch
         assert comparison.is_smallest == (largest == BATCHES[0])
 
 
-def test_by_the_law_of_steps_and_tokens_a_tenth_of_the_fall_is_a_ninth_of_the_noise_scale() -> None:
+def test_a_tolerance_of_a_tenth_of_the_fall_gives_a_ninth_of_the_noise_scale() -> None:
     """The progress of a batch B per token is 1 / (1 + B / B_noise) of that of the smallest batches."""
     noise, fall = 9e4, 0.1
     batches = [9.0, 1e3, 9e3, 1.1e4, 2e4, 4e4]

@@ -40,7 +40,7 @@ def test_state_does_not_depend_on_the_length_and_activations_grow_with_it() -> N
     assert third == pytest.approx(4 * first)
 
 
-def test_recomputation_leaves_less_the_more_is_recomputed() -> None:
+def test_more_recomputation_saves_fewer_bytes() -> None:
     chart = playbook_charts.recompute_memory(lengths=(4096,))
     none, selective, full = (part(chart, panel, "activations")[0] for panel in range(3))
     assert full < selective <= none
@@ -54,18 +54,18 @@ def test_each_stage_of_zero_divides_its_terms() -> None:
                3: ("optimizer", "master", "gradients", "parameters")}  # fmt: skip
     for stage, names in divided.items():
         for name in ("optimizer", "master", "gradients", "parameters"):
-            one_device, eight_devices = part(chart, stage, name)
-            assert eight_devices == pytest.approx(one_device / 8 if name in names else one_device, rel=1e-3), (
+            single_device, eight_devices = part(chart, stage, name)
+            assert eight_devices == pytest.approx(single_device / 8 if name in names else single_device, rel=1e-3), (
                 stage,
                 name,
             )
 
 
-def test_sequence_parallelism_divides_what_tensor_parallelism_leaves() -> None:
+def test_sequence_parallelism_divides_the_remaining_activations() -> None:
     chart = playbook_charts.tp_memory(degrees=(1, 8))
     for panel in range(2):
-        one_device, eight_devices = part(chart, panel, "parameters")
-        assert eight_devices == pytest.approx(one_device / 8, rel=2e-3)
+        single_device, eight_devices = part(chart, panel, "parameters")
+        assert eight_devices == pytest.approx(single_device / 8, rel=2e-3)
     assert part(chart, 0, "activations")[0] == part(chart, 1, "activations")[0]
     assert part(chart, 1, "activations")[1] < part(chart, 0, "activations")[1]
 
@@ -87,8 +87,8 @@ def test_a_pipeline_divides_weights_and_no_activations() -> None:
 
 def test_every_parallelism_saves_memory() -> None:
     chart = playbook_charts.memory_savings(lengths=(4096,), policies=("full",))
-    one_device, *parallel = totals(chart, 0)
-    assert all(total < one_device for total in parallel)
+    single_device, *parallel = totals(chart, 0)
+    assert all(total < single_device for total in parallel)
     assert len(chart.panels[0].x.categories) == len(playbook_charts.SAVINGS) == len(parallel) + 1
 
 

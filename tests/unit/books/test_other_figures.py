@@ -58,9 +58,9 @@ def test_frames_of_a_systolic_array_equal_its_cycles() -> None:
 
 def test_utilisation_of_a_systolic_array_equals_the_simulation() -> None:
     chart = systolic_use(sides=(4,), rows=(2.0, 8.0))
-    one_tile, many_tiles = marks_of(chart, Curve)
+    single_tile, many_tiles = marks_of(chart, Curve)
     rng = np.random.default_rng(0)
-    for line, num_tiles in ((one_tile, 1), (many_tiles, 64)):
+    for line, num_tiles in ((single_tile, 1), (many_tiles, 64)):
         rows, busy = line.points[0]
         assert rows == 2
         if num_tiles == 1:

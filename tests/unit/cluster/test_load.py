@@ -233,7 +233,7 @@ def test_pods_need_the_egress_of_a_host(tmp_path: Path) -> None:
     ("name", "gigabits"),
     [("tpu-v5e:16x16*2", 25), ("tpu-v5p:4x4x4*2", 50), ("tpu-v6e:16x16*2", 100), ("tpu-v7x:4x4x4*2", 100)],
 )
-def test_a_chip_sends_to_other_pods_what_google_states_for_each_chip(name: str, gigabits: float) -> None:
+def test_egress_of_a_chip_to_other_pods_equals_googles(name: str, gigabits: float) -> None:
     """Google Cloud documentation: Gb/s of the data-centre network for each chip; on v5e and v6e that of a pod over its 256."""
     topology = load_cluster(name).topology
     assert isinstance(topology, Pods)

@@ -124,7 +124,7 @@ def test_time_that_a_host_is_ahead_in_the_backward_pass_offsets_the_recomputatio
     host_s = late + 0.25 * (early - late)
     assert host_s * (recomputed + backward) < kernels_s
     assert backward_of(replace(RATES, host_s=host_s), layout) == pytest.approx((kernels_s, traffic_s))
-    # both queues as long: the device waits for no more than the difference, in which the traffic of both phases runs
+    # equal queues: the device waits for the difference only, during which the traffic of both phases runs
     host_s = (kernels_s + 0.5 * traffic_s) / (recomputed + backward)
     assert sum(backward_of(replace(RATES, host_s=host_s), layout)) == pytest.approx(kernels_s + traffic_s)
     host_s = (kernels_s + 2 * traffic_s) / (recomputed + backward)

@@ -87,7 +87,7 @@ def test_no_other_set_within_the_budget_is_faster(name: str) -> None:
         best = float(pricing(name, chosen(name, budget).recompute).slowest_s())
         fitting = [step for size, step in sizes_and_steps if size <= budget]
         assert fitting
-        # a sum of kernels does not know what a host hides of the recomputation
+        # a sum of kernels does not include the recomputation hidden by the host
         assert best <= min(fitting) * 1.005
 
 

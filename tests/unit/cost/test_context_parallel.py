@@ -94,10 +94,10 @@ def test_ulysses_moves_an_eighth_of_what_gathering_moves() -> None:
     assert exchanged.time["forward"] == pytest.approx(gathered.time["forward"], rel=0.01)
 
 
-def test_asynchronous_tensor_parallelism_exposes_what_the_products_do_not_hide() -> None:
+def test_asynchronous_tensor_parallelism_exposes_traffic_beyond_its_products() -> None:
     plain, pieces = (priced(tp=8, zero_stage=0, sequence_parallel=True, async_tp=flag) for flag in (False, True))
     assert pieces.time["tp"] < 0.5 * plain.time["tp"]
-    # positions are read once for queries and keys, whose products stand together
+    # positions are read once for queries and keys, whose products are adjacent
     assert pieces.time["forward"] == pytest.approx(plain.time["forward"], rel=1e-4)
     slow = dataclasses.replace(
         CLUSTER, topology=dataclasses.replace(

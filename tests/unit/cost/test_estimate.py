@@ -114,7 +114,7 @@ def test_recomputing_trades_memory_for_time() -> None:
     assert estimates[2].time["recompute"] < estimates[2].time["forward"]
     ratios = [e.hfu / e.mfu for e in estimates]
     assert 1 < ratios[0] <= ratios[1] < ratios[2] < 4 / 3 + 0.05
-    # full: the input of each block alone, B T D in bf16
+    # full: only the input of each block, B T D in bf16
     assert estimates[2].memory["activations"] >= 32 * 8192 * 4096 * 2
 
 

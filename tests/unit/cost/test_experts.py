@@ -103,7 +103,7 @@ def test_only_full_recompute_sends_tokens_again() -> None:
         for policy in POLICIES
     )
     assert selective == pytest.approx(none)
-    assert 1.49 * none < full < 1.5 * none  # rows go there and back once more; how many is told once
+    assert 1.49 * none < full < 1.5 * none  # rows are exchanged once more in both directions; their numbers only once
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ def test_an_operand_is_cast_once_for_each_order_that_is_needed() -> None:
     assert len(gradients) == 7
     assert set(gradients.values()) == {2}  # for the input's gradient and for the weight's
     assert "attention_norm.out" not in backward  # its cast copy was kept
-    one_order = replace(recipe, transposed_copies=False)
-    assert copies(one_order, products, "forward")["act"] == 1
+    without_transposes = replace(recipe, transposed_copies=False)
+    assert copies(without_transposes, products, "forward")["act"] == 1
 
 
 def test_scales_of_rows_take_a_cast_of_each_order_and_a_kernel_after_each_backward_product() -> None:
@@ -136,7 +136,7 @@ def test_scales_of_rows_take_a_cast_of_each_order_and_a_kernel_after_each_backwa
     assert TensorFormats(get_precision("fp8_torchao")).rescale_bytes("backward", kernels, priced.values) == 0.0
 
 
-def test_without_kept_casts_inputs_are_cast_again() -> None:
+def test_without_saved_casts_inputs_are_cast_again() -> None:
     products = read_products(unit_of("llama-3-8b"), IssuePolicy())
     recipe = get_precision("fp8_torchao")
     assert copies(recipe, products, "forward")["act"] == 1
@@ -204,10 +204,10 @@ def test_fp8_is_faster_than_bf16_but_not_twice(name: str) -> None:
 
 def test_saved_casts_reduce_activation_memory() -> None:
     layout = Layout(fsdp=8, zero_stage=3)
-    plain, kept, recast = (
+    plain, saved_cast, recast = (
         run("llama-3-8b", "h100:8", name, layout).memory for name in ("bf16", "fp8_delayed", "fp8_torchao")
     )
-    assert kept["activations"] < plain["activations"] == recast["activations"]
+    assert saved_cast["activations"] < plain["activations"] == recast["activations"]
 
 
 def test_casts_inside_products_are_neither_saved_nor_moved() -> None:
@@ -221,12 +221,12 @@ def test_casts_inside_products_are_neither_saved_nor_moved() -> None:
             policy=policy,
         )
 
-    plain, cast, kept = priced("bf16", None), priced("fp8_blockwise", in_products), priced("fp8_blockwise", None)
-    assert cast.memory["activations"] == plain.memory["activations"] > kept.memory["activations"]
+    plain, cast, saved_cast = priced("bf16", None), priced("fp8_blockwise", in_products), priced("fp8_blockwise", None)
+    assert cast.memory["activations"] == plain.memory["activations"] > saved_cast.memory["activations"]
     assert cast.time["tp"] == pytest.approx(plain.time["tp"])
-    assert cast.time["tp"] > 1.1 * kept.time["tp"]
+    assert cast.time["tp"] > 1.1 * saved_cast.time["tp"]
     assert cast.time["forward"] < plain.time["forward"]
-    assert cast.time["backward"] > kept.time["backward"]  # operands are cast again
+    assert cast.time["backward"] > saved_cast.time["backward"]  # operands are cast again
     dispatched = [
         collective
         for collective in list_unit_collectives(unit_of("qwen3-30b-a3b"), in_products)

@@ -45,7 +45,7 @@ def test_the_optimizers_state_streams_up_and_down_at_once() -> None:
     assert offloaded.step_time_s - plain.step_time_s == pytest.approx(offloaded.time["host"])
     unchanged = ("parameters", "gradients", "activations")
     assert all(offloaded.memory[term] == plain.memory[term] for term in unchanged)
-    # the embedding and the head are the largest units, and two are there at a time
+    # the embedding and the head are the largest units, and two units are on the device at a time
     assert offloaded.memory["master"] == pytest.approx(2 * MODEL.vocab_size * MODEL.d_model / 8 * 4, rel=1e-3)
     assert plain.memory["master"] == pytest.approx(num_params(MODEL) / 8 * 4, rel=1e-3)
 
@@ -70,7 +70,7 @@ def test_offloaded_activations_leave_two_layers_and_expose_longer_transfers() ->
     micro_batches = 4
     transfer_s = micro_batches * layer * MODEL.num_layers / PCIE
     passes = plain.time["forward"], plain.time["backward"]
-    assert transfer_s > passes[0]  # or nothing would show
+    assert transfer_s > passes[0]  # otherwise nothing is exposed
     assert offloaded.time["host"] == pytest.approx(sum(max(transfer_s - pass_s, 0.0) for pass_s in passes), rel=1e-9)
     assert offloaded.time["host"] + offloaded.hidden["host"] == pytest.approx(2 * transfer_s)
 
@@ -86,7 +86,7 @@ def test_short_transfers_hide() -> None:
 
 def test_offloading_both_adds_up() -> None:
     optimizer, activations, combined = (
-        run(replace(BASE, offload=what)) for what in ("optimizer", "activations", "both")
+        run(replace(BASE, offload=tensors)) for tensors in ("optimizer", "activations", "both")
     )
     plain = run(BASE)
     saved_bytes = (plain.memory_bytes - optimizer.memory_bytes) + (plain.memory_bytes - activations.memory_bytes)

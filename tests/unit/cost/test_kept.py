@@ -65,7 +65,7 @@ def count_derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return derived
 
 
-def test_the_next_process_reads_what_was_derived(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_process_reads_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     derived = count_derived(monkeypatch)
     first = read_off()
     assert derived == list(UNITS)

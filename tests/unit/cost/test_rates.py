@@ -132,7 +132,7 @@ def test_a_measured_stack_exposes_awaited_traffic_and_a_share_of_the_rest() -> N
     assert exposed_s("per_axis", 10.0, traffic) == 4.0  # by convention tp and pp show and fsdp hides
 
 
-def test_what_a_schedule_hides_stays_hidden_under_a_stack() -> None:
+def test_traffic_hidden_by_a_schedule_stays_hidden_under_a_stack() -> None:
     """DualPipe runs a forward and a backward pass at once, for their exchanges of tokens; gathers hide as the stack has it."""
     traffic = {"ep": 4.0, "fsdp": 2.0, "control": 2.0}
     assert exposed_s("per_axis", 10.0, traffic, HIDEABLE_TOGETHER, share=0.25) == 1.0  # a quarter of the others

@@ -131,11 +131,11 @@ def test_dualpipe_by_hand() -> None:
 @pytest.mark.parametrize(
     ("schedule", "tied", "stage", "blocks", "vocabulary"),
     [
-        # DualPipe: of pp = 4 device 0 holds the stages 0 and 3, so 2 blocks, embedding and head; device 1 the others, 2 blocks.
+        # DualPipe with pp = 4: device 0 has the stages 0 and 3, so 2 blocks, embedding and head; device 1 has 2 blocks.
         ("dualpipe", False, 0, 2, 2), ("dualpipe", False, 1, 2, 0),
         # Tied, both ends have the one matrix twice already: it counts once, as the head.
         ("dualpipe", True, 0, 2, 1),
-        # 1F1B: of a tied model the first and the last stage exchange the one matrix, other models exchange nothing.
+        # 1F1B: the first and the last stage of a tied model exchange the matrix; other models exchange nothing.
         ("1f1b", True, 0, 0, 1), ("1f1b", True, 1, 0, 0), ("1f1b", True, 3, 0, 1), ("1f1b", False, 0, 0, 0),
     ],
 )  # fmt: skip
@@ -176,7 +176,7 @@ def test_dualpipe_hides_the_experts_traffic_of_pairs() -> None:
     assert "ep" not in plain.hidden
 
 
-def test_paired_passes_hide_what_a_single_pass_exposes() -> None:
+def test_paired_passes_hide_traffic_that_a_single_pass_exposes() -> None:
     traffic = {"tp": 1.0, "ep": 3.0, "pp": 0.5, "fsdp": 2.0}
     assert exposed_s("per_axis", 4.0, traffic) == 4.5
     assert exposed_s("per_axis", 4.0, traffic, HIDEABLE_TOGETHER) == 1.0 + 1.5

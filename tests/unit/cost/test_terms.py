@@ -103,19 +103,19 @@ def test_terms_have_the_estimates_value_and_an_explanation(case: str) -> None:
     values |= {f"memory.{name}": value for name, value in priced.memory.items()}
     assert tuple(values) == TERM_NAMES
     for name, value in values.items():
-        explained_term = term(case, name)
-        assert (explained_term.name, explained_term.value) == (name, value)
-        assert explained_term.unit == ("s" if name.startswith("time.") else "B")
-        assert min(map(len, (explained_term.words, explained_term.formula, explained_term.source))) > 5, name
+        estimate_term = term(case, name)
+        assert (estimate_term.name, estimate_term.value) == (name, value)
+        assert estimate_term.unit == ("s" if name.startswith("time.") else "B")
+        assert min(map(len, (estimate_term.words, estimate_term.formula, estimate_term.source))) > 5, name
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TERM_NAMES)
 def test_inputs_of_a_term_reproduce_its_value(case: str, name: str) -> None:
     """All other numbers of the stage are NaN, so that any use of them makes the value NaN."""
-    explained_term = term(case, name)
-    assert explained_term.inputs
-    assert replay_term(case, name) == explained_term.value
+    estimate_term = term(case, name)
+    assert estimate_term.inputs
+    assert replay_term(case, name) == estimate_term.value
 
 
 @pytest.mark.parametrize("name", TERM_NAMES)

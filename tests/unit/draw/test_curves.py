@@ -48,7 +48,7 @@ def test_pictures_are_the_same_every_time() -> None:
     assert draw(LINES).svg() == DRAWING.svg()
 
 
-def test_axes_hold_everything_and_end_at_round_numbers() -> None:
+def test_axes_contain_all_points_and_end_at_round_numbers() -> None:
     (panel,) = LINES.panels
     assert panel.x.domain == (2, 5e5)
     assert panel.y.domain == (5e-7, 2.0)
@@ -84,7 +84,7 @@ def test_a_linear_axis_begins_at_zero() -> None:
     assert chart.panels[0].x.domain[0] == chart.panels[0].y.domain[0] == 0.0
 
 
-def test_areas_of_points_are_their_shares_and_their_letters_stand_apart() -> None:
+def test_areas_of_points_are_their_shares_and_letters_do_not_overlap() -> None:
     points = tuple(
         Points(label=f"kernel {i}", letter="ABC"[i], points=((100.0 * 1.02**i, 1e-3),), share=share)
         for i, share in enumerate((0.4, 0.1, 0.4))

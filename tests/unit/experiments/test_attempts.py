@@ -262,5 +262,5 @@ def test_states_of_a_scheduler_without_a_result(word: str, state: str, transient
 
 
 @pytest.mark.parametrize("word", ["PENDING", "RUNNING", "REQUEUED", "COMPLETING", "UNKNOWN", ""])
-def test_states_of_a_scheduler_in_which_a_job_goes_on(word: str) -> None:
+def test_scheduler_states_of_a_continuing_job(word: str) -> None:
     assert judge_scheduler(word) is None

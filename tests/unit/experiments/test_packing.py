@@ -20,7 +20,7 @@ def job(name: str, size: int, seconds: float) -> PackedJob:
         ([job("a", 4, 1), job("b", 4, 1), job("c", 1, 1)], [], 8, ["a", "b"]),
         ([job("a", 8, 1), job("b", 2, 4), job("c", 2, 9)], [job("r", 4, 5)], 8, ["b"]),
         ([job("a", 6, 1), job("b", 2, 99), job("c", 2, 99)], [job("r", 4, 5)], 8, ["b"]),
-        ([job("a", 9, 1), job("b", 2, 1)], [], 8, ["b"]),  # one that never fits blocks nothing
+        ([job("a", 9, 1), job("b", 2, 1)], [], 8, ["b"]),  # a job that never fits blocks no other
         ([job("a", 99, 1), job("b", 99, 1)], [], None, ["a", "b"]),
         ([job("a", 1, 1)], [job("r", 8, 1)], 8, []),
     ],

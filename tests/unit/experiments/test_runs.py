@@ -96,7 +96,7 @@ def test_a_stopped_driver_cancels_its_runs_and_the_next_repeats_them(tmp_path: P
     assert (row.state, len(row.attempts)) == ("done", 2)
 
 
-def test_a_run_goes_on_while_its_driver_is_killed_and_the_next_driver_records_it(tmp_path: Path) -> None:
+def test_a_run_continues_while_its_driver_is_killed_and_the_next_driver_records_it(tmp_path: Path) -> None:
     path = write_grid(tmp_path, 'touch ../started; while [ ! -e ../go ]; do sleep 0.05; done; echo "step time: 1 s"')
     ledger = tmp_path / "ledger.jsonl"
     command = [sys.executable, "-m", "shardwise", "experiments", "run", str(path), "--ledger", str(ledger)]

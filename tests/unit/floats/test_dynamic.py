@@ -83,7 +83,7 @@ def test_errors_are_at_most_half_of_the_distance_between_numbers(name: str) -> N
     error = np.abs(dequantize_dynamic_tree(quantized, DYNAMIC_TREE_FORMATS[name]).astype(np.float64) - elements)
     assert (error <= (0.9 / (128 if signed else 256) + 1e-6) * scales).all()
     large = np.abs(elements) > 1e-5 * scales
-    decade = 0.45 if signed else 0.225  # half of the distance in the lowest decades, over the least number there
+    decade = 0.45 if signed else 0.225  # half of the distance in the lowest decades, over the smallest number in it
     assert (error[large] <= decade * np.abs(elements[large])).all()
 
 

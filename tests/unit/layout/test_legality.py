@@ -26,7 +26,7 @@ MODEL = Architecture(
 )
 JOB = Job(global_batch_tokens=16 * 768, seq_len=768)
 
-# rule -> (devices, the layout that breaks this rule alone, what the message must say, the layout after the fix)
+# rule -> (devices, the layout that breaks only this rule, phrases of the message, the layout after the fix)
 BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
     "devices": (
         8,

@@ -25,10 +25,10 @@ DENSE = Architecture(
 )
 ROUTED = replace(DENSE, name="r", num_experts=4, experts_per_token=2)
 LEADING = replace(ROUTED, name="l", num_dense_layers=1, dense_d_ff=96, num_predict_layers=2)
-# Of a block: what its seven matrices multiply (the input of queries, keys and values, what attention gives, the input of gate and
-# up, and the activation), the matrices, and the gradient of what each of them gives. Of experts it is as many.
+# The operands of a block's seven matrices (the input of queries, keys and values, the result of attention, the input of gate and
+# up, and the activation), the matrices, and the gradients of their results. With experts it is the same number.
 OF_BLOCK = 4 + 7 + 7
-OF_PREDICTING = OF_BLOCK + 3  # a matrix, its input of two hidden states side by side, and the gradient of what it gives
+OF_PREDICTING = OF_BLOCK + 3  # a matrix, its input of two concatenated hidden states, and the gradient of its result
 BY_HAND = {DENSE: 3 * OF_BLOCK, ROUTED: 3 * OF_BLOCK, LEADING: 3 * OF_BLOCK + 2 * OF_PREDICTING}
 
 

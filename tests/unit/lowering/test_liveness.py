@@ -11,7 +11,7 @@ from shardwise.step.unit_instructions import lower_unit
 from shardwise.values.engine_policies import IssuePolicy
 
 STRUCTURE = load_model("llama-3-8b").structure
-# Of the MLP both inputs of the activation and the three gradients are there; its result has gone.
+# Both inputs of the MLP's activation and the three gradients are live; its result is freed.
 AT_ACTIVATION = {"d.x_out", "d.act#0", "d.gate#0", "d.up#0", "gate", "up"}
 
 

@@ -151,7 +151,7 @@ def test_a_tower_is_left_out_and_counted(
     assert (part.name, part.num_params) == ("vision tower", num_params)
 
 
-def test_the_report_names_what_is_left_out_and_the_stored_format(
+def test_the_report_names_omitted_parts_and_the_stored_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.json"

@@ -204,7 +204,7 @@ def test_patterns_are_set_field_by_field() -> None:
         resolve_problem("llama-3-8b", ["h100:8"], fields={"overrides": ["model.layer_kinds.window.windw=1"]})
 
 
-def test_frozen_fields_are_equal_whatever_their_order() -> None:
+def test_equality_of_frozen_fields_ignores_their_order() -> None:
     first, second = FrozenFields({"a": 1, "b": [2]}), FrozenFields({"b": (2,), "a": 1})
     assert first == second
     assert hash(first) == hash(second)

@@ -149,7 +149,7 @@ GEMMA3N: dict[str, Any] = {
         ({"num_kv_shared_layers": 4}, "no layer before those that reuse keys and values is of the same type"),
     ],
 )
-def test_gemma3n_refuses_what_it_cannot_build(fields: dict[str, Any], message: str) -> None:
+def test_unsupported_variants_of_gemma3n_are_refused(fields: dict[str, Any], message: str) -> None:
     assert parse_config(GEMMA3N).alternating_streams
     with pytest.raises(InputError, match=message):
         parse_config({**GEMMA3N, **fields})
@@ -182,7 +182,7 @@ def test_gemma3n_has_its_codes_defaults_for_missing_keys() -> None:
         ({"adapter_rank": 0}, "adapter_rank is 0; at least 1 is required"),
     ],
 )
-def test_zamba2_refuses_what_its_code_does_not_build(change: dict[str, Any], message: str) -> None:
+def test_variants_that_zamba2s_code_does_not_build_are_refused(change: dict[str, Any], message: str) -> None:
     config = {
         "model_type": "zamba2", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64,
         "layers_block_type": ["mamba", "mamba", "hybrid", "hybrid"], "n_mamba_heads": 8,
@@ -199,7 +199,7 @@ def test_zamba2_refuses_what_its_code_does_not_build(change: dict[str, Any], mes
         ({"attn_layer_period": 0}, "attn_layer_period is 0 and attn_layer_offset 4; whole numbers are required"),
     ],
 )
-def test_zamba_refuses_what_its_code_does_not_build(change: dict[str, Any], message: str) -> None:
+def test_variants_that_zambas_code_does_not_build_are_refused(change: dict[str, Any], message: str) -> None:
     config = {
         "model_type": "zamba", "hidden_size": 16, "num_hidden_layers": 12, "num_attention_heads": 16, "vocab_size": 64,
         "intermediate_size": 64,

@@ -57,7 +57,7 @@ def test_bytes_of_a_layer_of_mixtral() -> None:
     model = load_model("mixtral-8x7b")
     total, d, f, k = saved_bytes(model, "none"), 4096, 14336, 2
     assert total - saved_bytes(model, "moe_act") == 2 * k * f
-    assert total - saved_bytes(model, "layernorm") == 2 * d + 4  # in front of experts a norm stands alone
+    assert total - saved_bytes(model, "layernorm") == 2 * d + 4  # a norm before experts is a separate module
     assert total - saved_bytes(model, "layernorm+moe_act") == 2 * k * f + 2 * d + 4
     gates = 2 * 8
     assert total - saved_bytes(model, "moe") == 2 * k * (3 * f + 2 * d) + gates
@@ -74,7 +74,9 @@ def test_bytes_of_a_layer_of_deepseek_v3() -> None:
     assert total - saved_bytes(model, "shared_experts") == 2 * 3 * 2048
     dense = saved_bytes(model, "none", "dense_block")
     assert dense - saved_bytes(model, "mlp", "dense_block") == 2 * (3 * 18432 + d) + 4
-    assert dense - saved_bytes(model, "layernorm", "dense_block") == 2 * d + 4  # in front of the MLP it is a part of it
+    assert (
+        dense - saved_bytes(model, "layernorm", "dense_block") == 2 * d + 4
+    )  # a norm before the MLP is a part of the MLP's module
 
 
 def test_a_policy_names_its_modules_in_order() -> None:

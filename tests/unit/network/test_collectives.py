@@ -24,6 +24,8 @@ from shardwise.hardware.network.torus import Torus
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import InputError
 
+from .topologies import load_topology
+
 MIB = 2**20
 OPERATION = {CollectiveKind(name): name for name in COLLECTIVE_NAMES if name in set(CollectiveKind)}
 ARRAY = 2.0 * 2048 * 8192
@@ -31,9 +33,7 @@ MATRIX = 2.0 * 1024 * 4096
 
 
 def v5e(shape: str) -> Torus:
-    topology = load_cluster(f"tpu-v5e:{shape}").topology
-    assert isinstance(topology, Torus)
-    return topology
+    return load_topology(f"tpu-v5e:{shape}", Torus)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,9 @@ from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Mesh
 from shardwise.values.errors import InputError
 
+from .topologies import load_topology
 
-def pods(name: str) -> Pods:
-    topology = load_cluster(name).topology
-    assert isinstance(topology, Pods)
-    return topology
-
-
+pods = partial(load_topology, kind=Pods)
 V5E = "tpu-v5e:16x16*4"  # hosts of 8 chips with 25 GB/s: 3.125 GB/s for each
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -13,19 +15,13 @@ from shardwise.hardware.network.topology import GroupLinks, collective_s
 from shardwise.hardware.network.torus import Torus
 from shardwise.sharding.collectives import MESSAGE_ENDS, CollectiveKind
 
+from .topologies import load_topology
+
 MIB = 2**20
 
 
-def torus(name: str) -> Torus:
-    topology = load_cluster(name).topology
-    assert isinstance(topology, Torus)
-    return topology
-
-
-def switched(name: str) -> Switched:
-    topology = load_cluster(name).topology
-    assert isinstance(topology, Switched)
-    return topology
+torus = partial(load_topology, kind=Torus)
+switched = partial(load_topology, kind=Switched)
 
 
 def test_a_full_ring_gathers_both_ways() -> None:
@@ -162,14 +158,14 @@ def test_a_part_of_a_mesh_has_the_links_between_its_devices(size: int) -> None:
     """Each device sends its Nth to every other over a separate link, 64 of 448 GB/s on a MI300X."""
     node = switched("mi300x:8")
     (tier, _), cuts = node.tiers, [Cut(size, 1), Cut(1, 1)]
-    one_link = 64e9 * tier.fraction
-    assert node.gather_link(cuts).seconds_per_byte == pytest.approx(1 / size / one_link)
+    link_bytes_per_s = 64e9 * tier.fraction
+    assert node.gather_link(cuts).seconds_per_byte == pytest.approx(1 / size / link_bytes_per_s)
     assert (
         node.neighbour_link(cuts).seconds_per_byte
         == node.permute_link(cuts).seconds_per_byte
-        == pytest.approx(1 / one_link)
+        == pytest.approx(1 / link_bytes_per_s)
     )
-    assert all_to_all_seconds_per_byte(node, cuts) == pytest.approx(1 / size**2 / one_link)
+    assert all_to_all_seconds_per_byte(node, cuts) == pytest.approx(1 / size**2 / link_bytes_per_s)
 
 
 def test_a_full_mesh_reproduces_the_bus_bandwidth_of_two_gpus() -> None:

@@ -72,10 +72,10 @@ def plan_of(*, stack: str | None = "nemo-25", **layout: Any) -> Plan:
 PLAN = plan_of()
 
 
-def records(plan: Plan, scale: Mapping[str, float] | None = None, rest: float = 0.0) -> tuple[StepRecord, ...]:
+def records(plan: Plan, scale: Mapping[str, float] | None = None, other_s: float = 0.0) -> tuple[StepRecord, ...]:
     """Ten steps with the plan's terms, some of them scaled, and `rest` more seconds, of which a third is data."""
     seconds = {name: value * (scale or {}).get(name, 1.0) for name, value in plan.estimate.time.items()}
-    all_seconds = {**seconds, "data": rest / 3, "other": rest * 2 / 3}
+    all_seconds = {**seconds, "data": other_s / 3, "other": other_s * 2 / 3}
     step_s = sum(all_seconds.values())
     return tuple(
         StepRecord(
@@ -174,7 +174,7 @@ def test_no_error_is_attributed_to_a_term_that_compensates_it() -> None:
 
 def test_an_error_can_be_attributed_to_time_outside_of_all_terms() -> None:
     other_s = 0.5 * PLAN.estimate.step_time_s
-    reconciliation = reconciled(counted=records(PLAN, rest=other_s))
+    reconciliation = reconciled(counted=records(PLAN, other_s=other_s))
     assert reconciliation.time.rest_share == pytest.approx(1 / 3, abs=0.005)
     assert reconciliation.attribution is not None
     assert (
@@ -241,7 +241,7 @@ def test_a_difference_within_rounding_is_printed_as_zero() -> None:
 def test_a_term_depends_on_the_constants_that_change_it() -> None:
     compiled = plan_of(stack="torchtitan")
     forward, weights = find_dependencies(compiled, "forward"), find_dependencies(compiled, "fsdp")
-    assert find_dependencies(PLAN, "forward") == ()  # so small a model waits for the host, whatever the device does
+    assert find_dependencies(PLAN, "forward") == ()  # such a small model waits for the host at any speed of the device
     assert {"chip.matmul_fraction", "stack.launch_s", "stack.elementwise"} <= set(forward)
     assert "chip.link_fraction" not in forward
     assert {"chip.link_fraction", "stack.exposed"} <= set(weights)
@@ -250,7 +250,7 @@ def test_a_term_depends_on_the_constants_that_change_it() -> None:
     assert find_dependencies(PLAN, "data") == ()
     assert "job.overlap" in find_dependencies(
         plan_of(stack=None), "fsdp"
-    )  # without a calibration a convention says what shows
+    )  # without a calibration a convention decides what is exposed
 
 
 def test_a_bound_has_no_verdict() -> None:

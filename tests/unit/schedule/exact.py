@@ -15,8 +15,8 @@ Counts = tuple[tuple[int, int, int], ...]  # of each rank: forward passes, input
 Times = tuple[float, ...]  # when each rank is free, then arrivals of messages in transit
 
 
-def least_makespan(p: int, m: int, durations: Durations, limit: int, known: float) -> float:
-    """The least makespan with at most `limit` micro-batches in flight on a rank; `known` if none is below it."""
+def least_makespan(p: int, m: int, durations: Durations, limit: int, known_makespan: float) -> float:
+    """The least makespan with at most `limit` micro-batches in flight on a rank; `known_makespan` if none is below it."""
     seconds = tuple(zip(durations.forward, durations.input, durations.weight, strict=True))
     layer: dict[Counts, list[Times]] = {((0, 0, 0),) * p: [(0.0,) * p]}
     for _ in range(3 * p * m):
@@ -24,10 +24,10 @@ def least_makespan(p: int, m: int, durations: Durations, limit: int, known: floa
         for counts, fronts in layer.items():
             for times in fronts:
                 for after, later in _next(p, m, seconds, durations.message, limit, counts, times):
-                    if _bound(p, m, seconds, after, later) < known - 1e-9:
+                    if _bound(p, m, seconds, after, later) < known_makespan - 1e-9:
                         _keep(following.setdefault(after, []), later)
         layer = following
-    return min((max(times[:p]) for fronts in layer.values() for times in fronts), default=known)
+    return min((max(times[:p]) for fronts in layer.values() for times in fronts), default=known_makespan)
 
 
 def _keep(fronts: list[Times], times: Times) -> None:

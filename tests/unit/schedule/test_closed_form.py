@@ -21,7 +21,7 @@ def test_bubble_is_idle_over_ideal_time() -> None:
     assert bubble_ratio(1, 8) == 0
 
 
-def test_1f1b_holds_as_many_micro_batches_as_stages_behind() -> None:
+def test_1f1b_keeps_a_micro_batch_in_flight_per_remaining_stage() -> None:
     assert [in_flight_1f1b(4, 100, stage) for stage in range(4)] == [4, 3, 2, 1]
     assert in_flight_1f1b(8, 3, 0) == 3
     assert in_flight_afab(100) == 100

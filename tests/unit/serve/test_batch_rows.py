@@ -5,18 +5,12 @@ from statistics import geometric_mean
 
 import pytest
 
-import shardwise as sw
 from shardwise.measure.serving.batch_rows import published_batch_rows
-from shardwise.serve import ServingLayout, ServingProblem, Workload, estimate_serving
+from shardwise.serve import ServingLayout, estimate_serving
 from shardwise.serve.engines import get_serving_engine
 from shardwise.serve.serving_constants import ENGINE_CONSTANTS, load_constants
 
-
-def problem(release=None, **workload):
-    return ServingProblem(
-        architecture=sw.load_model("llama-2-70b"), cluster=sw.load_cluster("h100:8"), release=release,
-        workload=Workload(isl=512, osl=128, **workload),
-    )  # fmt: skip
+from .problems import LLAMA_2_70B, serving_problem
 
 
 def test_a_power_of_zero_is_not_a_reading():
@@ -34,10 +28,10 @@ def test_batches_that_took_turns_are_left_out():
 
 def test_a_single_wave_computes_its_inputs_before_any_token():
     """A batch whose inputs take one pass decodes without inputs between its tokens."""
-    single_wave = problem("0.2", concurrency=16.0, waves=1.0, length_spread=0.0)
+    single_wave = serving_problem(**LLAMA_2_70B, release="0.2", concurrency=16.0, waves=1.0, length_spread=0.0)
     estimate = estimate_serving(single_wave, ServingLayout(tp=8))
     assert estimate.tpot_s.value == pytest.approx(estimate.decode_pass_s)
-    followed = estimate_serving(problem("0.2", concurrency=16.0), ServingLayout(tp=8))
+    followed = estimate_serving(serving_problem(**LLAMA_2_70B, release="0.2", concurrency=16.0), ServingLayout(tp=8))
     assert followed.tpot_s.value > 1.02 * followed.decode_pass_s
 
 
@@ -45,7 +39,10 @@ def test_the_host_of_2023_launches_each_kernel():
     """More devices gain nothing once launches take longer than kernels, as measured: 29 and 30 ms on 4 and 8 devices."""
     seconds = {
         release: [
-            estimate_serving(problem(release, concurrency=1.0), ServingLayout(tp=tp)).decode_pass_s for tp in (4, 8)
+            estimate_serving(
+                serving_problem(**LLAMA_2_70B, release=release, concurrency=1.0), ServingLayout(tp=tp)
+            ).decode_pass_s
+            for tp in (4, 8)
         ]
         for release in (None, "0.2")
     }
@@ -57,7 +54,7 @@ def test_the_host_of_2023_launches_each_kernel():
 
 
 def test_terms_of_a_pass_that_the_host_launches_add_up():
-    estimate = estimate_serving(problem("0.2", concurrency=4.0), ServingLayout(tp=8))
+    estimate = estimate_serving(serving_problem(**LLAMA_2_70B, release="0.2", concurrency=4.0), ServingLayout(tp=8))
     assert sum(estimate.decode_terms.values()) == pytest.approx(estimate.decode_pass_s)
     assert estimate.bound == "host"
 

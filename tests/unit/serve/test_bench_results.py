@@ -5,19 +5,14 @@ import json
 
 import pytest
 
-import shardwise as sw
 from shardwise.measure.serving.bench_results import calibrate_serving, read_bench_results
-from shardwise.serve import ServingLayout, ServingProblem, Workload, estimate_serving
+from shardwise.serve import ServingLayout, Workload, estimate_serving
 from shardwise.values import InputError
 
+from .problems import serving_problem
+
 LAYOUT = ServingLayout(tp=2)
-
-
-def problem_of():
-    return ServingProblem(
-        architecture=sw.load_model("llama-3.1-8b"), cluster=sw.load_cluster("h100:8"),
-        workload=Workload(isl=1, osl=1, concurrency=1),
-    )  # fmt: skip
+PROBLEM = serving_problem("llama-3.1-8b", isl=1, osl=1, concurrency=1)
 
 
 def vllm_result(ttft_s, tpot_s, **changes):
@@ -81,11 +76,11 @@ def test_text_that_is_not_json_is_refused(tmp_path):
 
 
 def test_factors_bring_predictions_to_measurements(tmp_path):
-    problem = dataclasses.replace(problem_of(), workload=Workload(isl=1000, osl=200, concurrency=16))
+    problem = dataclasses.replace(PROBLEM, workload=Workload(isl=1000, osl=200, concurrency=16))
     plain = estimate_serving(problem, LAYOUT)
     slow = vllm_result(1.5 * plain.ttft_s.value, 1.3 * plain.tpot_s.value)
     results = read_bench_results(write(tmp_path / "slow.jsonl", *[slow] * 20))
-    calibration = calibrate_serving(problem_of(), LAYOUT, results)
+    calibration = calibrate_serving(PROBLEM, LAYOUT, results)
     calibrated = estimate_serving(dataclasses.replace(problem, calibration=calibration), LAYOUT)
     assert calibration.num_results == 20
     assert calibrated.tpot_s.value == pytest.approx(1.3 * plain.tpot_s.value, rel=0.02)
@@ -93,13 +88,13 @@ def test_factors_bring_predictions_to_measurements(tmp_path):
 
 
 def test_a_single_result_moves_a_factor_most_of_the_way(tmp_path):
-    problem = dataclasses.replace(problem_of(), workload=Workload(isl=1000, osl=200, concurrency=16))
+    problem = dataclasses.replace(PROBLEM, workload=Workload(isl=1000, osl=200, concurrency=16))
     plain = estimate_serving(problem, LAYOUT)
     result = vllm_result(plain.ttft_s.value, 2 * plain.tpot_s.value)
-    calibration = calibrate_serving(problem_of(), LAYOUT, read_bench_results(write(tmp_path / "one.json", result)))
+    calibration = calibrate_serving(PROBLEM, LAYOUT, read_bench_results(write(tmp_path / "one.json", result)))
     assert 2**0.7 < calibration.pass_factor < 2**0.85
 
 
 def test_an_empty_list_of_results_is_refused():
     with pytest.raises(InputError, match="found no results"):
-        calibrate_serving(problem_of(), LAYOUT, ())
+        calibrate_serving(PROBLEM, LAYOUT, ())

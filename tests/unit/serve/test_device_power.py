@@ -9,14 +9,13 @@ from shardwise.measure.serving.power_fit import batch_uses, power_rows, validate
 from shardwise.serve import PooledLayout, ServingLayout, ServingProblem, Workload, estimate_pools, estimate_serving
 from shardwise.serve.device_power import POWER, UNMEASURED, DeviceUse, power_constants
 
+from .problems import LLAMA_2_70B, serving_problem
+
 A100 = POWER["a100-80gb"]
 
 
 def estimate(cluster, layout="tp=8", release=None, **workload):
-    problem = ServingProblem(
-        architecture=sw.load_model("llama-2-70b"), cluster=sw.load_cluster(cluster), release=release,
-        workload=Workload(**{"isl": 512, "osl": 128, **workload}),
-    )  # fmt: skip
+    problem = serving_problem(cluster=cluster, release=release, **{**LLAMA_2_70B, **workload})
     return estimate_serving(problem, ServingLayout.parse(layout))
 
 

@@ -9,7 +9,6 @@ import shardwise as sw
 from shardwise.serve import (
     BatchLimits,
     ConfigurationTable,
-    ServingFormats,
     ServingLayout,
     ServingProblem,
     Workload,
@@ -21,12 +20,11 @@ from shardwise.serve.estimate import ServingModel
 from shardwise.serve.steady_state import latency_within, prompt_seconds, queueing_seconds, server_seconds
 from shardwise.values import InputError
 
+from .problems import serving_problem
+
 
 def problem_of(model="llama-3.3-70b", cluster="h100:8", engine="vllm", weights="fp8", **workload):
-    return ServingProblem(
-        architecture=sw.load_model(model), cluster=sw.load_cluster(cluster), engine=engine,
-        formats=ServingFormats(weights=weights), workload=Workload(**{"isl": 2000, "osl": 500, **workload}),
-    )  # fmt: skip
+    return serving_problem(model, cluster, engine=engine, weights=weights, **{"isl": 2000, "osl": 500, **workload})
 
 
 @pytest.mark.parametrize(
@@ -101,11 +99,11 @@ def test_first_tokens_at_a_rate_wait_in_a_queue(rate):
 
 
 def test_latency_at_a_rate_does_not_depend_on_waves():
-    one_wave, ten_waves = (
+    single_wave, ten_waves = (
         estimate_serving(problem_of(rate_per_s=2.0, waves=waves), ServingLayout(tp=8)) for waves in (1.0, 10.0)
     )
-    assert one_wave.ttft_s == ten_waves.ttft_s
-    assert one_wave.tpot_s == ten_waves.tpot_s
+    assert single_wave.ttft_s == ten_waves.ttft_s
+    assert single_wave.tpot_s == ten_waves.tpot_s
 
 
 def test_latency_rises_with_the_rate():

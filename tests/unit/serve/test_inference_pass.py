@@ -209,7 +209,7 @@ def test_a_window_bounds_the_tokens_that_are_read() -> None:
         assert [k.flops.evaluate(v) for k, v in attention] == [4 * 64 * slots * model.num_heads * 64]
 
 
-def test_selected_keys_bound_what_sparse_attention_reads() -> None:
+def test_selected_keys_bound_the_reads_of_sparse_attention() -> None:
     model = replace(load_model("deepseek-v3"), index_heads=64, index_head_dim=128, index_topk=2048)  # DeepSeek-V3.2
     decode = Evaluated(model, "tp=1", [DECODING])
     block = decode.inference.unit("block")

@@ -109,8 +109,10 @@ def test_a_latent_is_shared_by_all_devices() -> None:
 
 def test_a_single_sequence_is_not_shared() -> None:
     """A device has the whole of one sequence, or of a chunk of one."""
-    one_sequence, two_sequences = (work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", n) for n in (1.0, 2.0))
-    assert one_sequence.cache_elements[0] == two_sequences.cache_elements[0]
+    single_sequence, two_sequences = (
+        work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", n) for n in (1.0, 2.0)
+    )
+    assert single_sequence.cache_elements[0] == two_sequences.cache_elements[0]
     chunk = work_of("llama-3-70b", "tp=16 cache_split=heads_then_batch", 0.0, prompts=1.0)
     assert chunk.prompt_flops[0] == pytest.approx(80 * 4 * 64 / 8 * 128 * PROMPT * (PROMPT + 1) / 2, rel=1e-12)
 

@@ -10,7 +10,6 @@ from shardwise.serve import (
     PooledLayout,
     ServingLayout,
     ServingProblem,
-    Workload,
     estimate_pools,
     estimate_serving,
     parse_any_layout,
@@ -18,12 +17,13 @@ from shardwise.serve import (
 from shardwise.serve.engines import get_serving_engine
 from shardwise.values import InputError
 
+from .problems import serving_problem
+
 LAYOUT = PooledLayout.parse("prefill: tp=2 replicas=2; decode: tp=4")
 
 
-def problem(cluster: str = "h100:8", model: str = "llama-3.1-8b", **load: float) -> ServingProblem:
-    workload = Workload(isl=4000, osl=200, **load)  # type: ignore[arg-type]
-    return ServingProblem(architecture=sw.load_model(model), cluster=sw.load_cluster(cluster), workload=workload)
+def problem(cluster: str = "h100:8", **load: float) -> ServingProblem:
+    return serving_problem("llama-3.1-8b", cluster, isl=4000, osl=200, **load)
 
 
 def estimate(layout: PooledLayout = LAYOUT, cluster: str = "h100:8", **load: float) -> PooledEstimate:

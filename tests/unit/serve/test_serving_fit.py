@@ -80,7 +80,7 @@ def test_constants_and_folds_equal_a_repeated_fit():
         for fold in folds:
             errors = fold.tpot.median, fold.tpot.mean, fold.tpot.percentile_90, fold.ttft.median
             assert np.all(np.array(errors) <= reached[fold.fold]), fold.fold
-    # Widths are from other families' errors, so that a family that is unlike them is covered less.
+    # Widths are from other families' errors, so that a family unlike them is covered less often.
     kinds = [part for part in validation.coverage if part.key == "kind"]
     assert all(0.86 <= share <= 0.94 for part in kinds for share in (part.tpot, part.ttft))
     assert sum(choice.num_broken for choice in validation.choices) <= 0.1 * sum(

@@ -57,7 +57,7 @@ def test_prompts_are_quadratic_and_causal():
     work = TableWork.of(sw.load_model("llama-3.1-8b"), table_of("tp=1"), LENGTHS).work(0.0, UNIFORM, prompts=1.0)
     assert work.prompt_flops == pytest.approx(32 * 4 * 32 * 128 * PROMPT * (PROMPT + 1) / 2, rel=1e-12)
     assert work.products["mlp"].flops == pytest.approx(32 * 2 * 3 * 4096 * 14336 * PROMPT, rel=1e-12)
-    assert work.products["vocabulary"].flops == pytest.approx(2 * 4096 * 128256, rel=1e-12)  # of the last token alone
+    assert work.products["vocabulary"].flops == pytest.approx(2 * 4096 * 128256, rel=1e-12)  # of the last token only
 
 
 def test_all_reduces_of_a_pass_equal_a_count():

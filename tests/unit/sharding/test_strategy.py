@@ -158,7 +158,7 @@ def test_operands_that_share_no_dim_make_an_outer_product() -> None:
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [
-        # the partial sum would be there for nothing; scattered it is 32 of 64 elements, gathered operands are more
+        # a partial sum is not requested: scattered it is 32 of 64 elements; gathered operands are more
         ("A[I, J_X] * B[J_X, K]", 32),
         ("A[I, J_X] * B[J_X, K]{U_Y}", 32),  # Y has one device: nothing moves over it
         ("A[I]{U_X} * B[J]", 4),

@@ -31,7 +31,7 @@ SLICE = single_collective("A[I, J]", "A[I_X, J]")
         (REDUCE, 480, 720),  # twice that
         (single_collective("A[I_X, J]", "A[I, J_X]"), 120, 90),  # of the local shard
         (SLICE, 480, 0),
-        (single_collective("A[I_XY, J]", "A[I_X, J]"), 120, 80),  # over Y alone
+        (single_collective("A[I_XY, J]", "A[I_X, J]"), 120, 80),  # over Y only
     ],
 )
 def test_received_elements_of_each_kind(collective: Collective, payload: float, received: float) -> None:
