@@ -95,6 +95,8 @@ def test_a_rooflines_picture(tmp_path: Path) -> None:
         (["matmul", "B=1,D=2,F=2", "h100", "--from", "disk"], ["'disk'; one of host, hbm, vmem"]),
         (["matmul", "B=1,D=2,F=2", "h100", "--causal"], ["matmul is not attention"]),
         (["matmul", "B=1,D=2,F=2", "h100", "--with", "conv B=1"], ["KERNEL: found 'conv'"]),
+        (["matmul", "B=1,D=2,F=2", "h100", "--with", "matmul B=1,D=2,F=2 causal"], ["matmul is not attention"]),
+        (["attention", "T=8,N=2,H=4", "h100", "--with", "attention T=8,N=2,H=4 flash"], ["SIZES: found 'flash'"]),
         (["matmul", "B=1,D=2,F=2", "h100", "--set", "model.name=x"], ["chip.NAME=VALUE is required"]),
         (
             ["llama-3-8b", "B=1,D=2", "h100", "--dtype", "fp8"],

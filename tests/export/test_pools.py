@@ -131,6 +131,55 @@ def test_a_pair_is_priced_as_its_layouts_and_limits_are():
     assert payload["price"]["tpot_s"]["value"] == expected.tpot_s.value
 
 
+SGLANG = (
+    "python3 -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp {tp} --disaggregation-mode {mode} --port {port} &"
+)
+COUNTS = [(3, "prefill"), (1, "decode")]
+FOUR = "\n".join(
+    SGLANG.format(tp=2, mode=mode, port=30_000 + 100 * (mode == "decode") + index)
+    for count, mode in COUNTS
+    for index in range(count)
+)
+
+
+def test_faster_pools_are_the_soonest_of_those_on_as_many_devices():
+    """Six instances' devices shared otherwise, and each layout of as many devices, priced one by one."""
+    priced = sw.serve_read(FOUR, "h100:8", isl=500, osl=1000, concurrency=256)
+    limits = BatchLimits(memory_fraction=ENGINES["sglang"].memory_fraction)
+    problem = replace(priced.estimate.problem, batch_limits=limits)
+
+    def seconds(layout: str) -> float:
+        return estimate_pools(problem, PooledLayout.parse(layout), limits).request_s
+
+    def listed(kind: str) -> list[tuple[str, float]]:
+        return [(str(item.layout), item.request_s) for item in priced.faster if item.changes == kind]
+
+    assert priced.estimate.request_s == seconds("prefill: tp=2 replicas=3; decode: tp=2")
+    shares = [f"prefill: tp=2{' replicas=2' * (n == 2)}; decode: tp=2 replicas={4 - n}" for n in (1, 2)]
+    assert listed("instances") == sorted(((text, seconds(text)) for text in shares), key=lambda pair: pair[1])
+    layouts = [f"prefill: {text}; decode: tp=2" for text in ("replicas=6", "tp=2 replicas=3")]
+    sooner = [(text, seconds(text)) for text in layouts if seconds(text) < 0.98 * priced.estimate.request_s]
+    assert listed("prefill layout") == sooner
+    best = next(item for item in priced.faster if item.changes == "instances")
+    assert (best.prefill_options, best.decode_options, best.checkpoint) == ({}, {}, None)
+    combined = [item for item in priced.faster if item.changes == "all of these"]
+    assert all(item.request_s < min(other.request_s for other in priced.faster[:-1]) for item in combined)
+    text = render_text(report_of(priced))
+    assert "prefill: 1 instance in place of 3; decode: 3 instances in place of 1: a request in " in text
+    assert "checkpoint Qwen/Qwen3-32B-FP8: a request in " in text
+    payload = json.loads(json.dumps(to_json(PooledLaunchRecord.of(priced))))
+    assert payload["faster"][0]["request_s"] == priced.faster[0].request_s
+
+
+def test_nothing_is_faster_where_the_memory_of_a_pool_is_not_known():
+    priced = sw.serve_read(
+        FOUR.replace("--port 30100", "--port 30100 --speculative-algorithm EAGLE3 --speculative-draft-model-path a/b"),
+        "h100:8",
+    )
+    assert (priced.verdict, priced.faster) == ("not known", ())
+    assert "what would be faster on the same devices\n  not known" in render_text(report_of(priced))
+
+
 def test_the_router_says_the_pools_of_connectors_of_either_role():
     priced = sw.serve_read(f"{EITHER}\n{PROXY}", "h100:8")
     assert isinstance(priced, PricedPools)

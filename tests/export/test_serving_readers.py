@@ -10,6 +10,7 @@ from shardwise.interop.serving.checkpoints import identify_checkpoint
 from shardwise.interop.serving.engines import ENGINES
 from shardwise.interop.serving.read_serving import COMMAND_LINE, read_serving
 from shardwise.interop.text_formats.option_tables import read_option_file
+from shardwise.present.command_line import main
 from shardwise.serve import BatchLimits
 from shardwise.values import InputError
 
@@ -145,7 +146,10 @@ def test_options_that_change_the_answer_without_being_priced_are_said():
     ],
 )  # fmt: skip
 def test_values_of_priced_options_that_no_price_has(line, option, effect):
-    assert read(line).not_priced[option] == effect
+    reading = read(line)
+    assert reading.not_priced[option] == effect
+    has_drafter = option.startswith("speculative")
+    assert any("latencies are those without drafted tokens" in note for note in reading.notes) == has_drafter
 
 
 def test_scripts_set_variables_and_manifests_count_replicas():
@@ -215,7 +219,7 @@ def test_files_of_options():
     assert (alone.engine.name, alone.launch.batch_limits.max_num_seqs) == ("trtllm", 16)
     with pytest.raises(InputError, match=r"kv_cache_config\.dtpe: no option of TensorRT-LLM"):
         read("kv_cache_config: {dtpe: fp8}\nmax_batch_size: 2\n", "config.yaml", checkpoint_default="Qwen/Qwen3-32B")
-    with pytest.raises(InputError, match="none of its keys is an option"):
+    with pytest.raises(InputError, match="none of the keys is an option"):
         read("services: {}\n", "compose.yaml")
 
 
@@ -238,3 +242,35 @@ def test_checkpoints(name, model, formats):
     checkpoint = identify_checkpoint(name)
     assert (checkpoint.architecture and checkpoint.architecture.name) == model
     assert str(checkpoint.formats) == formats
+
+
+def test_files_of_a_folder_that_are_no_part_of_the_launch(tmp_path, capsys):
+    """Results and logs beside a script are left out with the reason, whatever they hold."""
+    others = {
+        "large.yaml": b"- {a: 1}\n" * 500_000, "binary.yaml": b"\xff\xfe\x00", "results.yaml": b"runs: [1, }\n",
+        "manifest.yaml": b"apiVersion: v1\nkind: ConfigMap\ndata: {a: [1, }\n",
+        "long.yaml": b"apiVersion: v1\nkind: List\nitems:\n" + b"- {a: 1}\n" * 30_000,
+    }  # fmt: skip
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
+    assert main(["serve", "read", str(tmp_path)]) == 2
+    assert "results.yaml is not YAML: line 1" in capsys.readouterr().err
+    (tmp_path / "start.sh").write_text("vllm serve Qwen/Qwen3-32B -tp 4\n", encoding="utf-8")
+    assert main(["serve", "read", str(tmp_path)]) == 0
+    report = capsys.readouterr().out
+    assert "with vLLM 0.32.0: tp=4" in report
+    reasons = [" ".join(line.split()) for line in report.splitlines() if "left out of the folder: " in line]
+    assert len(reasons) == len(others) - 1  # one file of options that no command names is not looked at
+    for words in ("large.yaml: it has more than 4,000,000 bytes", "binary.yaml is not text: byte 0xff",
+                  "manifest.yaml is not YAML: line 3", "long.yaml: 270,033 characters"):  # fmt: skip
+        assert sum(words in reason for reason in reasons) == 1
+    (tmp_path / "start.sh").write_text("vllm serve Qwen/Qwen3-32B --config large.yaml\n", encoding="utf-8")
+    assert main(["serve", "read", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "found 'large.yaml', which is not read" in error
+    assert "large.yaml: it has more than" in error
+
+
+def test_of_several_files_of_options_the_one_of_an_engine_is_read(tmp_path):
+    files = {"a.yaml": "color: red\n", "vllm.yaml": "model: Qwen/Qwen3-32B\ntensor-parallel-size: 2\n"}
+    assert str(read_serving(files).launch.layout) == "tp=2"

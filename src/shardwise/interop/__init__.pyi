@@ -22,9 +22,11 @@ from .serving.price_serving import price_serving as price_serving
 from .serving.read_pools import ReadPools as ReadPools
 from .serving.read_pools import read_deployment as read_deployment
 from .serving.read_serving import COMMAND_LINE as COMMAND_LINE
+from .serving.read_serving import LaunchFolder as LaunchFolder
 from .serving.read_serving import ReadServing as ReadServing
 from .serving.read_serving import read_serving as read_serving
 from .serving.read_serving import read_serving_files as read_serving_files
+from .serving.read_serving import read_serving_folder as read_serving_folder
 from .weights.convert import ConvertedModel as ConvertedModel
 from .weights.convert import ConvertOptions as ConvertOptions
 from .weights.convert import convert as convert

@@ -36,6 +36,7 @@ LORA_MODULES = (
     *(module for module in RECURRENCE_MODULES if module not in ("o_proj", "g_proj")),
 )  # fmt: skip
 LORA_TARGETS = (ALL_LINEAR, *LORA_GROUPS, *LORA_MODULES)
+ADAPTER_INPUT, ADAPTER_OUTPUT = ".lora_a", ".lora_b"  # what ends the names of an adapter's matrices A and B
 # What else a module's name stands for: experts' matrices have the names of an MLP's.
 NAMESAKES: Mapping[str, tuple[str, ...]] = {
     "gate_proj": EXPERT_MODULES[:1], "up_proj": EXPERT_MODULES[:1], "down_proj": EXPERT_MODULES[1:],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from shardwise.model.adapters import EXPERT_MODULES, MODULES_BY_WEIGHT
+from shardwise.model.adapters import ADAPTER_INPUT, ADAPTER_OUTPUT, EXPERT_MODULES, MODULES_BY_WEIGHT
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
 from shardwise.model.shared_blocks import ADAPTED_WEIGHTS
@@ -207,7 +207,7 @@ class BlockPartBuilder:
         rank = "y" if module == EXPERT_MODULES[0] else "r"
         inputs = tuple(dim for dim in weight_dims if dim not in tensor.dims)
         outputs = tuple(dim for dim in weight_dims if dim in tensor.dims and dim not in experts)
-        down, up = (f"{self.prefix}{weight}.lora_{matrix}" for matrix in ("a", "b"))
+        down, up = (f"{self.prefix}{weight}{ending}" for ending in (ADAPTER_INPUT, ADAPTER_OUTPUT))
         if (module, x) not in self.adapter_inputs:
             a = self.builder.weight(down, (*experts, rank, *inputs), adapter=True)
             role = Role.ROUTED if experts else Role.RESIDUAL

@@ -13,6 +13,7 @@ from typing import Any
 from shardwise.model.adapters import with_default_targets
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.config import add_numerics, load_config
+from shardwise.model.parameters_and_flops import require_adapters
 from shardwise.values import InputError, apply_overrides, did_you_mean
 
 HUB = "https://huggingface.co"
@@ -98,12 +99,15 @@ def load_model(name: str) -> Architecture:
 def override_architecture(architecture: Architecture, settings: Mapping[str, str]) -> Architecture:
     """Return a model with fields replaced by the texts of `--set`; adapters of a rank alone are those of all linear layers.
 
+    Raises `InputError` for fields that do not go together, and for adapters of matrices that the model lacks.
+
     >>> override_architecture(load_model("llama-3-8b"), {"lora_rank": "16"}).lora_targets
     ('all-linear',)
     """
     changed: Architecture = apply_overrides(
         architecture, with_default_targets(settings, architecture.lora_targets), "model"
     )
+    require_adapters(changed)
     return changed
 
 

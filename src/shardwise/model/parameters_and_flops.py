@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, NamedTuple
 
+from shardwise.model.adapters import ADAPTER_OUTPUT, ALL_LINEAR, LORA_MODULES
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import MTP_UNITS, borrowed_weights, build_unit_program, unit_counts
 from shardwise.model.operations import (
@@ -21,7 +22,7 @@ from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
 from shardwise.sharding import Spec
-from shardwise.values import Flat, Payload, Polynomial, SymbolValues, multiply_symbols, sum_polynomials
+from shardwise.values import Flat, InputError, Payload, Polynomial, SymbolValues, multiply_symbols, sum_polynomials
 from shardwise.values.symbolic import Symbol
 
 
@@ -112,6 +113,34 @@ def num_trained_params(architecture: Architecture) -> int:
         for name in unit.weights
         if not unit.program.tensors[name].frozen
     )
+
+
+def require_adapters(architecture: Architecture) -> None:
+    """Raise `InputError` where a model has none of the matrices that its adapters are for, as PEFT does.
+
+    Targets of which a model has some are fine: the others are skipped. Source: PEFT 0.21, tuners_utils.py, `inject_adapter`.
+    """
+    if not architecture.lora_rank or _has_adapters(architecture):
+        return
+    modules = [name for name in LORA_MODULES if _has_adapters_for(architecture, name)]
+    raise InputError(
+        f"model {architecture.name}: found no matrix of lora_targets = {', '.join(architecture.lora_targets)}; one or more of "
+        f"those that it has are required, {', '.join(modules)}, or {ALL_LINEAR}"
+    )
+
+
+def _has_adapters(architecture: Architecture) -> bool:
+    """Return whether any layer has an adapter."""
+    programs = (build_unit_program(architecture, unit) for unit in architecture.layer_counts)
+    return any(name.endswith(ADAPTER_OUTPUT) for program in programs for name in program.weights)
+
+
+def _has_adapters_for(architecture: Architecture, module: str) -> bool:
+    """Return whether adapters of a module alone would be any; False where these are not known of the model."""
+    try:
+        return _has_adapters(replace(architecture, lora_targets=(module,)))
+    except InputError:
+        return False
 
 
 def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> int:

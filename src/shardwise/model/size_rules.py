@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.model.adapters import ALL_LINEAR, LORA_TARGETS, USUAL_TARGETS, expand_lora_targets
+from shardwise.model.adapters import ALL_LINEAR, LORA_MODULES, LORA_TARGETS, USUAL_TARGETS, expand_lora_targets
 from shardwise.model.carried_tensors import carried_problems, carried_sources
 from shardwise.model.layer_pattern import pattern_problems
 from shardwise.model.shared_blocks import owner_problems, shared_block_problems
@@ -41,7 +41,11 @@ def combination_problems(model: Architecture) -> Iterator[str]:
             "or neither"
         )
     elif {*model.lora_targets} <= {*LORA_TARGETS} and _lacks_lora_targets(model):
-        yield f"found no matrix of lora_targets = {', '.join(model.lora_targets)}; all-linear is required, or others"
+        modules = [name for name in LORA_MODULES if name not in model.absent_modules]
+        yield (
+            f"found no matrix of lora_targets = {', '.join(model.lora_targets)}; one or more of those that it has are required, "
+            f"{', '.join(modules)}, or {ALL_LINEAR}"
+        )
     yield from _unknown_adapters(model, model.lora_targets)
     if not model.has_mixer and model.feed_forward == "none":
         yield "a layer without mixer and without feed_forward does nothing; one of the two is required"

@@ -22,7 +22,7 @@ from shardwise.serve.estimate_parts import (
     prompt_pass_terms,
 )
 from shardwise.serve.kernel_seconds import ServingRates
-from shardwise.serve.legality import serving_layout_problems
+from shardwise.serve.legality import draft_problems, serving_layout_problems
 from shardwise.serve.memory import MemoryColumns, size_memory
 from shardwise.serve.pooled_layout import PooledLayout
 from shardwise.serve.serving_calibration import ServingCalibration
@@ -58,7 +58,9 @@ class ServingModel:
 
     @classmethod
     def of(cls, problem: ServingProblem) -> ServingModel:
-        """Return the model of a problem. Raises `InputError` for an unknown engine or release."""
+        """Return the model of a problem. Raises `InputError` for an unknown engine or release, and for tokens that are drafted
+        without modules of the model."""
+        raise_problems(list(draft_problems(problem.architecture, problem.batch_limits.mtp_tokens)))
         engine = get_serving_engine(problem.engine, problem.release)
         limits = engine.batch_limits(problem.batch_limits)
         rates = ServingRates.of(problem.cluster, problem.formats, engine.constants)

@@ -39,6 +39,21 @@ def require_legal_serving_layout(architecture: Architecture, layout: ServingLayo
     raise_problems(serving_layout_problems(architecture, layout, formats))
 
 
+def draft_problems(
+    architecture: Architecture, num_drafted: int, label: str = "batch_limits.mtp_tokens"
+) -> Iterator[str]:
+    """Yield what a model lacks to draft tokens itself; `label` is what names their number.
+
+    Engines have a list of the models whose modules they run. Source: vLLM, config/speculative.py, `MTPModelTypes`.
+    """
+    if num_drafted and not architecture.num_predict_layers:
+        yield (
+            f"{label} is {num_drafted}; no modules of multi-token prediction, which draft tokens, are known of "
+            f"{architecture.name}, so 0 is required, or a config.json that has some (num_nextn_predict_layers); a draft model "
+            "is not priced"
+        )
+
+
 def _general_problems(architecture: Architecture, layout: ServingLayout) -> Iterator[str]:
     if any(layer.shared_keys for layer in architecture.layer_architectures.values()):
         yield (

@@ -288,3 +288,16 @@ def test_operations_of_a_block_equal_single_kernels() -> None:
         assert sum(parts) == pytest.approx(roofline.total_s(phase))
     small = block_roofline(a, chip, 1, 128)
     assert {operation.bound for operation in small.operations} == {"memory"}
+
+
+def test_each_kernel_of_a_comparison_has_attention_of_its_own():
+    """Options are those of the first kernel; words behind the sizes of another one are its own."""
+    sizes, letters = "T=2048,N=32,H=128", {"T": 2048, "N": 32, "H": 128}
+    comparison = sw.roofline(
+        "attention", "h100", size_texts=[sizes], causal=True, fused=False,
+        compared_kernels=[f"attention {sizes}", f"attention {sizes} causal", f"attention {sizes} unfused causal"],
+    )  # fmt: skip
+    forms = [(True, False), (False, True), (True, True), (True, False)]
+    for kernel, (causal, fused) in zip(comparison.rooflines, forms, strict=True):
+        assert (kernel.causal, kernel.fused) == (causal, fused)
+        assert kernel.cost == sw.roofline("attention", "h100", causal=causal, fused=fused, **letters).cost

@@ -25,6 +25,13 @@ AT_ONCE = [*LOAD, "--concurrency", "4"]
         (["plan", "llama-3-405b", "h100:1", *LOAD, "--weights", "int4"], "under any layout; more devices are required"),
         (["plan", "llama-3-8b", "h100:1", *LOAD, "--ttft", "2", "--tpot", "40"],
          "--tpot: found '40'; a time above 0 with its unit is required, such as 2s or 40ms"),
+        (["estimate", "qwen3-32b", "h100:8", *AT_ONCE, "--draft-tokens", "2"],
+         "--draft-tokens is 2; no modules of multi-token prediction, which draft tokens, are known of qwen3-32b, so 0 is"),
+        (["plan", "llama-3-8b", "h100:8", *LOAD, "--draft-tokens", "1"], "known of llama-3-8b, so 0 is required, or a config"),
+        (["estimate", "deepseek-v3", "h200:8", *AT_ONCE, "--acceptance", "0.8"],
+         "--acceptance is 0.8, and no tokens are drafted; --draft-tokens of at least 1 is required"),
+        (["read", "vllm serve Qwen/Qwen3-32B -tp 4 --spec-method mtp --spec-tokens 2", "h100:4"],
+         "batch_limits.mtp_tokens is 2; no modules of multi-token prediction"),
     ],
 )  # fmt: skip
 def test_errors_of_arguments_state_the_fix(capsys, arguments, problem):

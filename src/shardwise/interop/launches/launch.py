@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.hardware import Cluster, Pods, Switched
 from shardwise.layout import Layout, layers_by_virtual_stage, layout_from_fields, stage_placement
 from shardwise.model import LABEL_FIELDS, Architecture, Gating, Job, Numerics, Rotary
+from shardwise.model.parameters_and_flops import require_adapters
 from shardwise.search import Plan
 from shardwise.values import InputError
 
@@ -123,13 +124,14 @@ def launch_from_fields(launch_fields: LaunchFields, machines: Machines, model: A
     """Build a launch from its fields by dotted name; missing ones take their defaults. A `model` replaces the model's fields,
     but for its adapters.
 
-    Raises `InputError` if the fields contradict one another.
+    Raises `InputError` if the fields contradict one another, and for adapters of matrices that the model lacks.
     """
     groups = {name: _fields_of_group(launch_fields, name) for name in ("model", "job", "layout")}
     if model is None:
         model = with_numerics(Architecture(**{"name": "model", **groups["model"]}), launch_fields)
     elif adapters := {name: value for name, value in groups["model"].items() if name.startswith("lora_")}:
         model = replace(model, **adapters)
+    require_adapters(model)
     num_seqs, stages = groups["job"].pop("global_batch_seqs"), groups["layout"].pop("stages", None)
     job = Job(global_batch_tokens=num_seqs * groups["job"]["seq_len"], **groups["job"])
     layout = with_stages(layout_from_fields(groups["layout"]), model, stages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardwise.interop.serving.engine_flags import FlagReader, FlagSyntax, ParsedWords
@@ -12,7 +12,7 @@ from shardwise.interop.serving.serving_launch import ServingLaunch
 from shardwise.interop.text_formats.config_trees import flatten
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_problem, option_table
 from shardwise.model import Architecture
-from shardwise.serve import get_serving_engine
+from shardwise.serve import BatchLimits, get_serving_engine
 from shardwise.values import InputError, did_you_mean, raise_problems
 
 MAX_COUNT = 10**9  # devices, tokens or requests: far above any launch
@@ -142,6 +142,10 @@ class Engine:
     def memory_fraction(self) -> float:
         """The release's default of its share of memory."""
         return get_serving_engine(self.name).default_fraction(self.version)
+
+    def limits_with_fraction(self, limits: BatchLimits) -> BatchLimits:
+        """Return limits with the share of memory that the release takes where none is said."""
+        return replace(limits, memory_fraction=limits.memory_fraction or self.memory_fraction)
 
     @property
     def options(self) -> Mapping[str, FrameworkOption]:

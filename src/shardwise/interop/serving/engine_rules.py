@@ -9,7 +9,7 @@ from shardwise.derive.inference_unit import Dispatch
 from shardwise.interop.serving.checkpoints import Checkpoint, identify_checkpoint, weight_formats
 from shardwise.interop.serving.engine import EngineOptions
 from shardwise.interop.serving.serving_launch import ServingLaunch
-from shardwise.serve import ServingFormats, get_serving_engine, serving_layout_problems
+from shardwise.serve import ServingFormats, draft_problems, get_serving_engine, serving_layout_problems
 
 
 def model_rules(launch: ServingLaunch) -> Iterator[str]:
@@ -19,11 +19,7 @@ def model_rules(launch: ServingLaunch) -> Iterator[str]:
         return
     yield from serving_layout_problems(architecture, launch.layout, launch.formats)
     yield from get_serving_engine(launch.engine).form_problems(launch.layout)
-    if limits.mtp_tokens and not architecture.num_predict_layers:
-        yield (
-            f"batch_limits.mtp_tokens is {limits.mtp_tokens}; {architecture.name} has no modules of multi-token prediction, so 0 "
-            "is required"
-        )
+    yield from draft_problems(architecture, limits.mtp_tokens)
 
 
 def read_formats(
@@ -53,6 +49,13 @@ def read_cache_format(reader: EngineOptions, option: str, names: Mapping[str, st
     if value not in names:
         reader.flag_unpriced(option, "memory")
     return names.get(value, "bf16")
+
+
+def flag_other_drafter(reader: EngineOptions, option: str) -> int:
+    """Record a drafter that is not the model's own as not priced, and return the tokens that the model itself drafts: none."""
+    reader.flag_unpriced(option, "memory")
+    reader.notes.append(f"{option}: the drafter is not priced; latencies are those without drafted tokens")
+    return 0
 
 
 def quantization_option(launch: ServingLaunch, methods: Mapping[str, str]) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardwise.hardware import Chip
 from shardwise.interop.serving.checkpoints import is_folder_name, name_checkpoint
 from shardwise.interop.serving.nearest_launch import same_size_layouts
 from shardwise.interop.serving.read_serving import ReadServing
@@ -56,8 +57,8 @@ def list_faster_launches(reading: ReadServing, estimate: ServingEstimate) -> Seq
         return ()
     launch = reading.launch
     variants = {
-        "layout": _other_layouts(launch), "limits": _other_limits(launch, estimate),
-        "formats": [*_other_formats(launch, estimate)],
+        "layout": other_layouts(launch), "limits": other_limits(launch, estimate.concurrency),
+        "formats": [*other_formats(launch, estimate.problem.cluster.chip)],
     }  # fmt: skip
     listed: list[FasterServingLaunch] = []
     best = launch
@@ -81,11 +82,11 @@ def _price(
     for candidate in candidates:
         if candidate == launch or engine.violations(candidate):
             continue
-        fraction = candidate.batch_limits.memory_fraction or engine.memory_fraction
         problem = replace(
-            estimate.problem, formats=candidate.formats,
-            batch_limits=replace(candidate.batch_limits, memory_fraction=fraction),
-        )  # fmt: skip
+            estimate.problem,
+            formats=candidate.formats,
+            batch_limits=engine.limits_with_fraction(candidate.batch_limits),
+        )
         try:
             priced = estimate_serving(problem, candidate.layout)
         except InputError:
@@ -97,7 +98,7 @@ def _price(
         FasterServingLaunch(
             changes=kind, layout=candidate.layout, batch_limits=candidate.batch_limits, formats=candidate.formats,
             checkpoint=None if candidate.checkpoint == launch.checkpoint else candidate.checkpoint,
-            options=_changes(before, engine.to_options(candidate)), ttft_s=priced.ttft_s, tpot_s=priced.tpot_s,
+            options=option_changes(before, engine.to_options(candidate)), ttft_s=priced.ttft_s, tpot_s=priced.tpot_s,
             request_s=priced.request_s,
         )
         for priced, candidate in faster[: MAX_LISTED[kind]]
@@ -113,15 +114,16 @@ def _combine(launch: ServingLaunch, faster: FasterServingLaunch, kind: str) -> S
     return replace(launch, formats=faster.formats, checkpoint=faster.checkpoint or launch.checkpoint)
 
 
-def _other_layouts(launch: ServingLaunch) -> list[ServingLaunch]:
+def other_layouts(launch: ServingLaunch) -> list[ServingLaunch]:
+    """Return launches with the other layouts of as many devices, the nearest first."""
     candidates = sorted(same_size_layouts(launch), key=lambda candidate: candidate[0])[:MAX_CANDIDATES]
     return [replace(launch, layout=layout) for _, layout in candidates]
 
 
-def _other_limits(launch: ServingLaunch, estimate: ServingEstimate) -> list[ServingLaunch]:
+def other_limits(launch: ServingLaunch, num_requests: float) -> list[ServingLaunch]:
     """Return launches with one limit changed: room for all requests, other sizes of a pass, chunks, another share of memory."""
     limits = get_serving_engine(launch.engine).batch_limits(launch.batch_limits)
-    present = math.ceil(estimate.concurrency / launch.layout.attention_copies)
+    present = math.ceil(num_requests / launch.layout.attention_copies)
     changes: list[dict[str, Any]] = []
     if limits.max_num_seqs is not None and present > limits.max_num_seqs:
         changes.append({"max_num_seqs": 2 ** math.ceil(math.log2(present))})
@@ -134,10 +136,10 @@ def _other_limits(launch: ServingLaunch, estimate: ServingEstimate) -> list[Serv
     return [replace(launch, batch_limits=replace(launch.batch_limits, **change)) for change in changes]
 
 
-def _other_formats(launch: ServingLaunch, estimate: ServingEstimate) -> Iterator[ServingLaunch]:
+def other_formats(launch: ServingLaunch, chip: Chip) -> Iterator[ServingLaunch]:
     """Yield launches with weights of fewer bytes that a published checkpoint has, and with a cache in fp8, on chips that multiply
     in these formats."""
-    peaks = estimate.problem.cluster.chip.peak_flops_per_s
+    peaks = chip.peak_flops_per_s
     if launch.formats.cache == "bf16" and "fp8" in peaks:
         yield replace(launch, formats=replace(launch.formats, cache="fp8"))
     stored = launch.formats.weight_format.bytes_per_element
@@ -151,6 +153,6 @@ def _other_formats(launch: ServingLaunch, estimate: ServingEstimate) -> Iterator
             yield replace(launch, formats=formats, checkpoint=name)
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Mapping[str, Any]:
+def option_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options that differ, with their new values; None for one that is left out."""
     return {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}

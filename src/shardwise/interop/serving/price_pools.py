@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.hardware import Cluster
+from shardwise.interop.serving.faster_pools import FasterPools, list_faster_pools
 from shardwise.interop.serving.price_serving import (
     DEFAULT_WORKLOAD,
     NO_LOAD_NOTE,
     PricedServing,
     ServingField,
-    limits_with_fraction,
     list_fields,
     memory_reason,
     model_reason,
@@ -36,7 +36,7 @@ from shardwise.values import Payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPools:
-    """Launches of two pools that were read, and their price.
+    """Launches of two pools that were read, their price, and changes on the same devices that are `faster`.
 
     `estimate` is None without a cluster, and where both pools cannot be priced together; `reason` says why. `verdict` says
     whether both fit; it is "not known" where something changes the memory that is not priced.
@@ -48,6 +48,7 @@ class PricedPools:
     estimate: PooledEstimate | None
     verdict: ServingVerdict
     reason: str = ""
+    faster: tuple[FasterPools, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -75,15 +76,19 @@ def price_pools(reading: ReadPools, cluster: Cluster | None, workload: Workload 
         )
     for pool in reading.pools.values():
         require_length(pool.launch, load)
+    prefill_limits, decode_limits = (
+        pool.engine.limits_with_fraction(pool.launch.batch_limits) for pool in reading.pools.values()
+    )
     problem = ServingProblem(
         architecture=architecture, cluster=cluster, workload=load, engine=reading.engine.name,
-        formats=reading.prefill.launch.formats, batch_limits=limits_with_fraction(reading.prefill),
+        formats=reading.prefill.launch.formats, batch_limits=prefill_limits,
     )  # fmt: skip
-    estimate = estimate_pools(problem, reading.layout, limits_with_fraction(reading.decode))
+    estimate = estimate_pools(problem, reading.layout, decode_limits)
     unknown = [f"{name}: {memory_reason(pool)}" for name, pool in reading.pools.items() if not pool.memory_is_known]
     return PricedPools(
         reading=reading, cluster=cluster, workload=load, estimate=estimate, reason="; ".join(unknown),
         verdict="not known" if unknown else _worst_verdict(estimate), notes=() if workload else (NO_LOAD_NOTE,),
+        faster=tuple(list_faster_pools(reading, estimate)),
     )  # fmt: skip
 
 
@@ -151,6 +156,7 @@ class PooledLaunchRecord(Payload):
     verdict: ServingVerdict
     reason: str
     price: PooledFigures | None
+    faster: Sequence[FasterPools]
     notes: Sequence[str]
 
     @classmethod
@@ -162,5 +168,5 @@ class PooledLaunchRecord(Payload):
             model_name=launch.architecture.name if launch.architecture else None, layout=reading.layout, formats=launch.formats,
             prefill=PoolLaunchRecord.of(reading.prefill), decode=PoolLaunchRecord.of(reading.decode), workload=priced.workload,
             verdict=priced.verdict, reason=priced.reason, price=PooledFigures.of(priced.estimate) if priced.estimate else None,
-            notes=priced.notes,
+            faster=priced.faster, notes=priced.notes,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from shardwise.hardware import Cluster
@@ -89,7 +89,7 @@ def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workl
     require_length(launch, load)
     problem = ServingProblem(
         architecture=launch.architecture, cluster=cluster, workload=load, engine=launch.engine, formats=launch.formats,
-        batch_limits=limits_with_fraction(reading),
+        batch_limits=reading.engine.limits_with_fraction(launch.batch_limits),
     )  # fmt: skip
     estimate = estimate_serving(problem, launch.layout)
     verdict: ServingVerdict = estimate.memory.verdict if reading.memory_is_known else "not known"
@@ -110,12 +110,6 @@ def require_length(launch: ServingLaunch, load: Workload) -> None:
             f"workload: requests of {load.total_tokens:,} tokens; at most the {launch.max_model_len:,} that the launch takes are "
             "required"
         )
-
-
-def limits_with_fraction(reading: ReadServing) -> BatchLimits:
-    """Return the limits with the share of memory that the release takes where none is said."""
-    limits = reading.launch.batch_limits
-    return replace(limits, memory_fraction=limits.memory_fraction or reading.engine.memory_fraction)
 
 
 def _unpriced(reading: ReadServing, cluster: Cluster | None, workload: Workload | None, reason: str) -> PricedServing:

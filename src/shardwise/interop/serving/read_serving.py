@@ -29,10 +29,12 @@ from shardwise.interop.text_formats.config_trees import flatten
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.model import Architecture
 from shardwise.values import FileMessages, InputError, raise_problems, read_text
+from shardwise.values.errors import join_words
 from shardwise.values.input_texts import parse_yaml
 
 MAX_FILE_BYTES = 4_000_000  # far above any launch
 YAML_ENDINGS = (".yaml", ".yml")
+FOLDER_FILES = (".sh", *YAML_ENDINGS)  # of a folder that is read
 COMMAND_LINE = "command line"
 
 
@@ -72,6 +74,36 @@ class ReadServing:
 def read_serving_files(paths: Sequence[str]) -> dict[str, str]:
     """Return the texts of files by name. Raises `InputError` for one that cannot be read."""
     return {Path(path).name: read_text(Path(path), FileMessages("serve read: "), MAX_FILE_BYTES) for path in paths}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFolder:
+    """Texts of a folder's scripts and YAML files by name, and why others of them are `left_out`: they are no part of a launch."""
+
+    texts: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
+
+
+def read_serving_folder(folder: Path) -> LaunchFolder:
+    """Return the texts of a folder's scripts and YAML files, without those that cannot be read (results, logs, binaries).
+
+    Raises `InputError` for a folder without any that can.
+    """
+    texts: dict[str, str] = {}
+    left_out: list[str] = []
+    for path in sorted(path for path in folder.iterdir() if path.suffix in FOLDER_FILES):
+        try:
+            text = read_text(path, FileMessages(""), MAX_FILE_BYTES)
+            if path.suffix in YAML_ENDINGS and is_manifest(text):
+                find_manifest_commands(text, path.name)
+            texts[path.name] = text
+        except InputError as error:
+            left_out += [f"left out of the folder: {problem}" for problem in error.problems]
+    if not texts:
+        file_text = "no file that can be read" if left_out else "no file"
+        required = f"{join_words(FOLDER_FILES, 'or')}; a folder with a launch is required"
+        raise InputError(f"{folder}: found {file_text} of {required}", *left_out)
+    return LaunchFolder(texts=texts, left_out=tuple(left_out))
 
 
 def read_serving(
@@ -135,24 +167,34 @@ def find_commands(files: Mapping[str, str], engine: str | None) -> tuple[Sequenc
 
 
 def _config_command(configs: Mapping[str, str], engine: str | None) -> EngineCommand:
-    """Return a command that takes a file of options alone, whose engine is the one that has most of its names."""
-    name, text = next(iter(configs.items()))
-    tree = parse_yaml(text, name)
-    names = list(flatten(tree)) if isinstance(tree, dict) else []
+    """Return a command that takes a file of options alone: the file and the engine that have most names in common."""
     num_options = {
-        candidate: sum(_is_option(target, option) for option in names) for candidate, target in ENGINES.items()
+        (name, candidate): sum(ENGINES[candidate].config_name(option) is not None for option in options)
+        for name, options in _config_options(configs).items()
+        for candidate in ([engine] if engine else ENGINES)
     }
-    best = engine or max(num_options, key=lambda candidate: num_options[candidate])
-    if not num_options.get(best):
+    name, best = max(num_options, key=lambda pair: num_options[pair])
+    if not num_options[name, best]:
+        titles = ", ".join(ENGINES[candidate].title for candidate in ([engine] if engine else ENGINES))
         raise InputError(
-            f"{name}: none of its keys is an option of {', '.join(target.title for target in ENGINES.values())}; a file of "
-            "options of one of them, or the command that starts it, is required"
+            f"{', '.join(configs)}: none of the keys is an option of {titles}; a file of options of an engine, or the command "
+            "that starts it, is required"
         )
     return EngineCommand(engine=best, tokens=(ENGINES[best].config_flag, name), source=name)
 
 
-def _is_option(target: Engine, name: str) -> bool:
-    return target.config_name(name) is not None
+def _config_options(configs: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """Return the keys of each file of options; of several files, those that are not YAML have none."""
+    options: dict[str, Sequence[str]] = {}
+    for name, text in configs.items():
+        try:
+            tree = parse_yaml(text, name)
+        except InputError:
+            if len(configs) == 1:
+                raise
+            tree = None
+        options[name] = list(flatten(tree)) if isinstance(tree, dict) else []
+    return options
 
 
 def _with_config_file(target: Engine, parsed: ParsedWords, configs: Mapping[str, str]) -> dict[str, Any]:

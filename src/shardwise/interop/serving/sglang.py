@@ -14,6 +14,7 @@ from shardwise.interop.serving.checkpoints import identify_checkpoint
 from shardwise.interop.serving.engine import Engine, EngineOptions, InstanceAddress, PoolSyntax
 from shardwise.interop.serving.engine_flags import COUNT_SUFFIXES, FlagSyntax
 from shardwise.interop.serving.engine_rules import (
+    flag_other_drafter,
     model_rules,
     quantization_option,
     read_cache_format,
@@ -193,8 +194,7 @@ def _read_drafted_tokens(reader: EngineOptions) -> int:
     drafts_itself = reader.architecture is None or reader.architecture.num_predict_layers > 0
     if algorithm in ("EAGLE", "NEXTN") and is_chain and draft_model is None and drafts_itself:
         return int(steps)
-    reader.flag_unpriced("speculative-algorithm", "memory")
-    return 0
+    return flag_other_drafter(reader, "speculative-algorithm")
 
 
 def _context_rules(launch: ServingLaunch) -> Iterator[str]:

@@ -13,7 +13,13 @@ from typing import Any
 from shardwise.interop.serving.checkpoints import identify_checkpoint
 from shardwise.interop.serving.engine import Engine, EngineOptions
 from shardwise.interop.serving.engine_flags import FlagSyntax
-from shardwise.interop.serving.engine_rules import model_rules, read_cache_format, read_dtype, read_formats
+from shardwise.interop.serving.engine_rules import (
+    flag_other_drafter,
+    model_rules,
+    read_cache_format,
+    read_dtype,
+    read_formats,
+)
 from shardwise.interop.serving.serving_launch import ServingLaunch
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.serve import BatchLimits, ServingLayout
@@ -119,8 +125,7 @@ def _read_drafted_tokens(reader: EngineOptions) -> int:
     tokens = layers if layers is not None else length
     if str(kind).upper() == "MTP" and folder is None and model is None and isinstance(tokens, int) and tokens > 0:
         return tokens
-    reader.flag_unpriced("speculative_config.decoding_type", "memory")
-    return 0
+    return flag_other_drafter(reader, "speculative_config.decoding_type")
 
 
 def _layout_rules(launch: ServingLaunch) -> Iterator[str]:

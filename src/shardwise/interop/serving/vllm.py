@@ -14,6 +14,7 @@ from shardwise.interop.serving.checkpoints import identify_checkpoint
 from shardwise.interop.serving.engine import Engine, EngineOptions, InstanceAddress, PoolSyntax
 from shardwise.interop.serving.engine_flags import COUNT_SUFFIXES, FlagSyntax
 from shardwise.interop.serving.engine_rules import (
+    flag_other_drafter,
     model_rules,
     quantization_option,
     read_cache_format,
@@ -203,8 +204,7 @@ def _read_drafted_tokens(reader: EngineOptions) -> int:
     drafts_itself = str(config.get("method", "")).endswith("mtp") and not config.get("model")
     if drafts_itself and isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
         return tokens
-    reader.flag_unpriced(option, "memory")
-    return 0
+    return flag_other_drafter(reader, option)
 
 
 def _batch_rules(launch: ServingLaunch) -> Iterator[str]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from shardwise.interop.serving.price_serving import ServingField, list_fields
 from shardwise.present.rendering.numbers import count, num_bytes, significant
 from shardwise.present.rendering.report import Block, Line, Number, Report, Section, Status, Table
 from shardwise.present.reports.serving_pools import pooled_sections, pooled_summary
-from shardwise.values import format_seconds, format_usd
+from shardwise.values import format_seconds, format_usd, pluralize
 
 if TYPE_CHECKING:
+    from shardwise.interop.serving.faster_launches import FasterServingLaunch
+    from shardwise.interop.serving.faster_pools import FasterPools
     from shardwise.interop.serving.price_pools import PricedPools
     from shardwise.interop.serving.price_serving import PricedServing
     from shardwise.interop.serving.read_serving import ReadServing
-    from shardwise.serve import Prediction, ServingEstimate
+    from shardwise.serve import PooledEstimate, Prediction, ServingEstimate
+
+FASTER_TITLE = "what would be faster on the same devices"
 
 
 def serving_launch_report(priced: PricedServing) -> Report:
@@ -27,11 +31,7 @@ def serving_launch_report(priced: PricedServing) -> Report:
         Section([_field_table(priced.fields)], title=title),
         Section(list(_remarks(reading, priced.notes)), title="beside the price"),
         Section(list(_price(priced)), title="what it costs"),
-        *(
-            [Section(list(_faster(priced)), title="what would be faster on the same devices")]
-            if priced.estimate
-            else []
-        ),
+        *([Section(list(_faster(priced)), title=FASTER_TITLE)] if priced.estimate else []),
         *(unread if reading.unread else []),
     ]
 
@@ -58,7 +58,10 @@ def pooled_launch_report(priced: PricedPools) -> Report:
     ]  # fmt: skip
     if priced.reason:
         lines.append(Status(f"  whether it fits is not known: {priced.reason}", "note"))
-    return [*sections, Section(lines, title="what it costs"), *pooled_sections(estimate, "price.")]
+    return [
+        *sections, Section(lines, title="what it costs"), Section(list(_faster_pools(priced)), title=FASTER_TITLE),
+        *pooled_sections(estimate, "price."),
+    ]  # fmt: skip
 
 
 def _field_table(fields: Sequence[ServingField]) -> Table:
@@ -74,19 +77,47 @@ def _field_table(fields: Sequence[ServingField]) -> Table:
 def _faster(priced: PricedServing) -> Iterator[Block]:
     """Yield changes on the same devices with the options that they take, and what they give."""
     if not priced.faster:
-        is_priced = priced.reading.memory_is_known
-        yield "  nothing of what was priced" if is_priced else "  not known, as the memory is not"
+        yield _nothing_faster(priced.reading.memory_is_known)
     for index, item in enumerate(priced.faster):
-        checkpoint = [f"checkpoint {item.checkpoint}"] if item.checkpoint else []
-        options = ", ".join(
-            checkpoint
-            + [f"without --{name}" if value is None else f"--{name} {value}" for name, value in item.options.items()]
-        )
-        request = Number(
-            format_seconds(item.request_s), item.request_s, "s", f"faster.{index}.request_s", None, "prediction"
-        )
-        before = format_seconds(priced.estimate.request_s) if priced.estimate else ""
-        yield Line((f"  {options}: a request in ", request, f" for {before}, TPOT {format_seconds(item.tpot_s.value)}"))
+        options = ", ".join(_checkpoint_words(item) + _option_words(item.options))
+        yield _faster_line(options, item, index, priced.estimate)
+
+
+def _faster_pools(priced: PricedPools) -> Iterator[Block]:
+    """Yield changes of two pools on the same devices: of an instance of each pool, and of how many there are."""
+    if not priced.faster:
+        yield _nothing_faster(all(pool.memory_is_known for pool in priced.reading.pools.values()))
+    for index, item in enumerate(priced.faster):
+        parts = [", ".join(_checkpoint_words(item))]
+        for name, options in (("prefill", item.prefill_options), ("decode", item.decode_options)):
+            replicas, before = item.layout.pools[name].replicas, priced.reading.layout.pools[name].replicas
+            counted = [f"{pluralize(replicas, 'instance')} in place of {before}"] if replicas != before else []
+            pool_changes = ", ".join(counted + _option_words(options))
+            parts.append(f"{name}: {pool_changes}" if pool_changes else "")
+        yield _faster_line("; ".join(filter(None, parts)), item, index, priced.estimate)
+
+
+def _nothing_faster(memory_is_known: bool) -> str:
+    return "  nothing of what was priced" if memory_is_known else "  not known, as the memory is not"
+
+
+def _checkpoint_words(item: FasterServingLaunch | FasterPools) -> list[str]:
+    return [f"checkpoint {item.checkpoint}"] if item.checkpoint else []
+
+
+def _option_words(options: Mapping[str, Any]) -> list[str]:
+    """Return options with their new values, as a command line has them."""
+    return [f"without --{name}" if value is None else f"--{name} {value}" for name, value in options.items()]
+
+
+def _faster_line(
+    options: str, item: FasterServingLaunch | FasterPools, index: int, estimate: ServingEstimate | PooledEstimate | None
+) -> Line:
+    """Return what a change gives, beside what the launch does."""
+    path = f"faster.{index}.request_s"
+    request = Number(format_seconds(item.request_s), item.request_s, "s", path, None, "prediction")
+    before = format_seconds(estimate.request_s) if estimate else ""
+    return Line((f"  {options}: a request in ", request, f" for {before}, TPOT {format_seconds(item.tpot_s.value)}"))
 
 
 def _remarks(reading: ReadServing, notes: Sequence[str]) -> Iterator[Block]:

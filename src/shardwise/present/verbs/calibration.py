@@ -11,7 +11,7 @@ from shardwise.hardware import load_cluster
 from shardwise.present import charts, explorer
 from shardwise.present.exports import html_report, picture
 from shardwise.present.verb import Argument, Mode, verb
-from shardwise.present.verbs.serving_launches import launch_texts
+from shardwise.present.verbs.serving_launches import read_launch_texts
 from shardwise.values import InputError, Progress, argument_label, ignore_progress, raise_problems, read_text
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def calibrate_serving_results(
             '--launch "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4"'
         )
     benchmarked = [result for path in results for result in measure.read_bench_results(path)]
-    reading = interop.read_serving(launch_texts(launch))
+    reading = interop.read_serving(read_launch_texts(launch).texts)
     calibrated = measure.calibrate_launch(reading, load_cluster(os.fspath(cluster)), benchmarked)
     if out is not None:
         measure.write_serving_calibration(calibrated, out)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
 MAX_SIZE = 10**18  # of any size: products of six of them stay finite
 EXAMPLE_SIZES = "B=240,D=8192,F=28672"
+# Words behind the sizes of a kernel of `--with`, and the option of the first kernel that each is.
+ATTENTION_WORDS: Mapping[str, tuple[str, bool]] = {"causal": ("causal", True), "unfused": ("fused", False)}
 # Letters of the kernels, for the help, which loads nothing; a test compares them with `book_formulas.rooflines.KERNEL_FORMS`.
 KERNELS = """kernels and their sizes (in brackets: may be left out)
   dot          [N] · [N]                             N
@@ -80,7 +82,7 @@ compute binds, what padding to the matrix unit wastes. Peaks and bandwidths are 
     examples=(
         "shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --plot roofline.svg",
         "shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --weights int8 --from vmem",
-        'shardwise roofline attention T=8192,N=64,K=8,H=128 h100 --causal --with "attention T=1,S=8192,N=64,K=8,H=128"',
+        'shardwise roofline attention T=8192,N=64,K=8,H=128 h100 --with "attention T=8192,N=64,K=8,H=128 unfused"',
         "shardwise roofline llama-3-70b T=8192 h100",
     ),
     exports=(picture("--plot", "draw the chip's rooflines with the kernels", _roofline_chart),),
@@ -124,20 +126,21 @@ def roofline(
         ),
     ] = "hbm",
     causal: Annotated[
-        bool, Argument(flag="--causal", group="kernel", help="mask attention: a query sees the keys before it")
+        bool, Argument(flag="--causal", group="kernel", help="mask attention (of the first kernel): queries see keys before them")
     ] = False,
     fused: Annotated[
         bool,
         Argument(
             flag="--unfused", group="kernel", switch_value=False,
-            help="write attention's scores to memory, unlike flash attention",
+            help="write attention's scores (of the first kernel) to memory, unlike flash attention",
         ),
     ] = True,
     compared_kernels: Annotated[
         Sequence[str],
         Argument(
             flag="--with", group="kernel", metavar="TEXT", repeat=True,
-            help=f'another kernel with its sizes beside it, such as "matmul {EXAMPLE_SIZES}"; may be repeated',
+            help=f'another kernel with its sizes beside it, such as "matmul {EXAMPLE_SIZES}" or "attention T=4096,N=32,H=128 '
+            'causal unfused"; may be repeated',
         ),
     ] = (),
     layout: Annotated[
@@ -156,7 +159,9 @@ def roofline(
     --help`). A model takes T, the tokens of a sequence, and B, the number of sequences (1); with a `layout`, the kernels are
     those of one device. `dtype` is the format of activations and arithmetic, `weights` that of a product's weight if it differs;
     `origin` is where operands lie ("hbm", "host", "vmem"); `causal` and `fused` apply to attention. Peaks and bandwidths are the
-    vendor's. With `size_texts`, such as ["B=240,D=8192,F=28672"], kernels are compared with `compared_kernels`.
+    vendor's. With `size_texts`, such as ["B=240,D=8192,F=28672"], kernels are compared with `compared_kernels`,
+    each with its sizes and, of attention, the words "causal" and "unfused" for what `causal` and `fused` are of the first
+    one (of all, if the first one is not attention).
 
     Raises `InputError` for an unknown kernel, letter, format or option, `MissingValueError` for a rate without a source. Source:
     "How to Scale Your Model", All About Rooflines.
@@ -190,32 +195,37 @@ def roofline(
         return book_formulas.kernel_roofline(
             loaded_chip, kernel, counts, dtype, weights, origin=origin, causal=causal, fused=fused
         )
-    return book_formulas.KernelComparison(
-        rooflines=tuple(
-            _compared_rooflines(
-                loaded_chip, [f"{kernel} {','.join(size_texts)}", *compared_kernels], dtype, weights, origin, causal, fused
-            )
-        ),
-        chip=loaded_chip, origin=origin, links=links,
-    )  # fmt: skip
+    options = {"dtype": dtype, "weights": weights, "origin": origin}
+    texts = _kernel_texts(f"{kernel} {','.join(size_texts)}", compared_kernels, {"causal": causal, "fused": fused})
+    rooflines = [
+        _kernel_roofline(loaded_chip, text, {**options, **attention}, is_alone=len(texts) == 1)
+        for text, attention in texts
+    ]
+    return book_formulas.KernelComparison(rooflines=tuple(rooflines), chip=loaded_chip, origin=origin, links=links)
 
 
-def _compared_rooflines(
-    chip: Chip, texts: Sequence[str], dtype: str, weights: str | None, origin: Origin, causal: bool, fused: bool
-) -> list[KernelRoofline]:
-    """Return the rooflines of kernels with their sizes; an option reaches the kernels that have it, or the only one."""
-    rooflines = []
-    for text in texts:
-        name, _, sizes = text.strip().partition(" ")
-        form, is_alone = book_formulas.get_kernel_form(name), len(texts) == 1
-        has_mask = is_alone or form.attention
-        rooflines.append(
-            book_formulas.kernel_roofline(
-                chip, name, parse_sizes(sizes), dtype, weights if is_alone or form.weights else None,
-                origin=origin, causal=causal and has_mask, fused=fused or not has_mask,
-            )
-        )  # fmt: skip
-    return rooflines
+def _kernel_texts(
+    first: str, compared: Sequence[str], attention: Mapping[str, bool]
+) -> list[tuple[str, Mapping[str, bool]]]:
+    """Return kernels with their sizes, and the options of their attention: those given of the first one, and of the others the
+    words behind their sizes. Where the first one is not attention, those given reach the others that are."""
+    is_first = book_formulas.get_kernel_form(first.partition(" ")[0]).attention or not compared
+    texts: list[tuple[str, Mapping[str, bool]]] = [(first, attention if is_first else {})]
+    for text in compared:
+        parts = text.split()
+        reached = not is_first and book_formulas.get_kernel_form(parts[0]).attention
+        named = dict(ATTENTION_WORDS[word] for word in parts if word in ATTENTION_WORDS)
+        sizes = " ".join(word for word in parts if word not in ATTENTION_WORDS)
+        texts.append((sizes, {**(attention if reached else {}), **named}))
+    return texts
+
+
+def _kernel_roofline(chip: Chip, text: str, options: Mapping[str, Any], *, is_alone: bool) -> KernelRoofline:
+    """Return the roofline of a kernel's name with its sizes; of several kernels those with weights have their format."""
+    name, _, sizes = text.strip().partition(" ")
+    form = book_formulas.get_kernel_form(name)
+    weights = options["weights"] if is_alone or form.weights else None
+    return book_formulas.kernel_roofline(chip, name, parse_sizes(sizes), **{**options, "weights": weights})
 
 
 def _load_kernel_model(kernel: str | Architecture) -> Architecture:

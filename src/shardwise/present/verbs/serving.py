@@ -213,6 +213,7 @@ def _resolve(model: Any, cluster: Any, fields: Mapping[str, Any], limits: Latenc
     )
     architecture = override_architecture(architecture, changes["model"])
     architecture.require_context(isl + osl)
+    raise_problems(_draft_problems(architecture, batch_limits))
     loaded = replace_chip(loaded, apply_overrides(loaded.chip, changes["chip"], "chip"))
     formats = _resolve_formats(architecture, fields)
     engine, path = fields.get("engine", "vllm"), fields.get("calibration")
@@ -245,6 +246,18 @@ def _batch_limits(fields: Mapping[str, Any]) -> BatchLimits:
         memory_fraction=number("memory_fraction"), mtp_tokens=count("mtp_tokens", 0, minimum=0),
         acceptance=number("acceptance", 0.0),
     )  # fmt: skip
+
+
+def _draft_problems(architecture: Architecture, limits: BatchLimits) -> list[str]:
+    """Return what is wrong with drafted tokens and their acceptance, by the names of the arguments."""
+    label = argument_label("mtp_tokens")
+    problems = list(serve.draft_problems(architecture, limits.mtp_tokens, label))
+    if limits.acceptance and not limits.mtp_tokens:
+        problems.append(
+            f"{argument_label('acceptance')} is {limits.acceptance:g}, and no tokens are drafted; {label} of at least 1 is "
+            "required, or leave it out"
+        )
+    return problems
 
 
 def serve_estimate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from shardwise.interop import PricedPools, PricedServing
 
 LAUNCH = "of read"  # group of flags
-FOLDER_FILES = (".sh", ".yaml", ".yml")  # of a folder that is read
 MAX_PATH_CHARACTERS = 4096
 
 
@@ -78,31 +78,33 @@ def serve_read(
     >>> str(priced.reading.launch.layout), priced.verdict, priced.reading.launch.batch_limits.max_num_seqs
     ('tp=4', 'fits', 256)
     """
-    texts: Mapping[str, str] = {
-        **launch_texts(launch),
-        **interop.read_serving_files([os.fspath(path) for path in files]),
-    }
-    texts = _with_environment(texts, environment)
+    folder = read_launch_texts(launch)
+    texts = _with_environment(
+        {**folder.texts, **interop.read_serving_files([os.fspath(path) for path in files])}, environment
+    )
     architecture = load_model(os.fspath(served_model)) if isinstance(served_model, (str, os.PathLike)) else served_model
     checkpoint = architecture.name if architecture is not None else None
-    reading = interop.read_deployment(texts, engine=target, architecture=architecture, checkpoint_default=checkpoint)
+    try:
+        reading = interop.read_deployment(
+            texts, engine=target, architecture=architecture, checkpoint_default=checkpoint
+        )
+    except InputError as error:
+        raise InputError(*error.problems, *folder.left_out) from None
     loaded = load_cluster(os.fspath(cluster)) if isinstance(cluster, (str, os.PathLike)) else cluster
     load = {"isl": isl, "osl": osl, "concurrency": concurrency, "rate_per_s": rate_per_s}
-    return interop.price_deployment(reading, loaded, _read_workload(load))
+    priced = interop.price_deployment(reading, loaded, _read_workload(load))
+    return replace(priced, notes=(*folder.left_out, *priced.notes))
 
 
-def launch_texts(launch: str | os.PathLike[str]) -> Mapping[str, str]:
+def read_launch_texts(launch: str | os.PathLike[str]) -> interop.LaunchFolder:
     """Return the texts of a launch by name: of a file, of a folder's files, or of the command line that it is."""
     text = os.fspath(launch)
     is_path = len(text) < MAX_PATH_CHARACTERS and "\n" not in text and Path(text).exists()
     if is_path and Path(text).is_dir():
-        paths = sorted(str(path) for path in Path(text).iterdir() if path.suffix in FOLDER_FILES)
-        if not paths:
-            raise InputError(f"{text}: found no file of {', '.join(FOLDER_FILES)}; a folder with a launch is required")
-        return interop.read_serving_files(paths)
+        return interop.read_serving_folder(Path(text))
     if is_path or " " not in text.strip():
-        return interop.read_serving_files([text])
-    return {interop.COMMAND_LINE: text}
+        return interop.LaunchFolder(texts=interop.read_serving_files([text]))
+    return interop.LaunchFolder(texts={interop.COMMAND_LINE: text})
 
 
 def _with_environment(texts: Mapping[str, str], environment: Sequence[str]) -> Mapping[str, str]:
