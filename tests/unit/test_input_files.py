@@ -127,7 +127,7 @@ def test_only_the_reader_reads_and_parses_foreign_files() -> None:
         if path.relative_to(SOURCE).as_posix() not in READER
     }
     assert sorted(calls - EXCEPTIONS.keys()) == [], "use shardwise.values.input_files and input_texts"
-    assert sorted(EXCEPTIONS.keys() - calls) == [], "no longer needed"
+    assert sorted(EXCEPTIONS.keys() - calls) == [], "remove exceptions that no file needs"
 
 
 # Files that may parse numbers of texts by `int` and `float`, and which numbers.
@@ -220,7 +220,7 @@ def test_only_the_reader_parses_numbers_of_texts() -> None:
     }
     unlisted = {name: places for name, places in lines.items() if name not in NUMBER_EXCEPTIONS}
     assert unlisted == {}, "use parse_integer and parse_number of shardwise.values.input_texts"
-    assert sorted(NUMBER_EXCEPTIONS.keys() - lines.keys()) == [], "no longer needed"
+    assert sorted(NUMBER_EXCEPTIONS.keys() - lines.keys()) == [], "remove exceptions that no file needs"
 
 
 @pytest.mark.parametrize("parse", [parse_integer, parse_number])

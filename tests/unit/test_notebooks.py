@@ -85,7 +85,7 @@ def test_a_value_shows_tables_and_a_picture(values: Mapping[str, Displayable], n
     tags = [element.tag.rpartition("}")[2] for element in root.iter()]
     assert {"table", "svg", "title"} <= set(tags)
     assert "script" not in tags
-    assert "b" not in tags, "a name is text, never an element"
+    assert "b" not in tags, "a name must be text, not an element"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -405,7 +405,7 @@ def test_defaults_are_within_limits_and_updates_read_existing_tensors(name: str)
     optimizer = get_optimizer(name)
     assert list(optimizer.resolve_hyperparameters({})) == list(optimizer.fields)
     assert not {field.name for field in fields(TrainingRecipe)} & set(optimizer.fields), (
-        "which `--set recipe.NAME` would mean?"
+        "`--set recipe.NAME` would be ambiguous"
     )
     available = {*optimizer.state, GRADIENT}
     for part, update in optimizer.updates.items():

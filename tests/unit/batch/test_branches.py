@@ -53,7 +53,7 @@ def test_window_loss_does_not_depend_on_the_batch_where_losses_fall_equally_per_
     assert means[1] - means[0] > 0.008
 
 
-def test_the_line_is_that_of_least_squares() -> None:
+def test_the_line_is_fitted_by_least_squares() -> None:
     losses = list(np.random.default_rng(3).normal(3.0, 0.1, 40))
     tokens = np.arange(40) * 512.0
     slope, start = np.polyfit(tokens[20:], losses[20:], 1)

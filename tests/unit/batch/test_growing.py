@@ -29,7 +29,7 @@ def test_lambda_equal_to_the_noise_scale_gives_the_critical_batch() -> None:
     assert (schedule.steps, schedule.tokens) == pytest.approx((2 * knee.min_steps, 2 * knee.min_tokens))
 
 
-def test_the_two_schedules_of_a_noise_scale_that_grows() -> None:
+def test_schedules_of_a_growing_noise_scale_by_hand() -> None:
     """By hand, S_min = 20,000 steps: half at B_noise = 1M tokens, half at 4M, and a budget of 40,000 steps (25 and 26).
 
     E_min = 10,000·(1M + 4M) = 50G; sum of s·sqrt(B_noise) = 10,000·(1,000 + 2,000) = 30M.
@@ -81,7 +81,7 @@ def test_a_continuous_noise_scale_is_the_limit_of_its_parts() -> None:
     assert math.sqrt(run.exchange_tokens(2000)) == pytest.approx(1000 * 1000 * (27 - 1) / 12 / 1000, rel=1e-6)
 
 
-def test_learning_rates_of_a_batch_that_is_sixteen_times_as_large() -> None:
+def test_learning_rates_of_a_sixteenfold_batch_equal_the_notes() -> None:
     """The note, E.1.1: from 3e-4 at 256 sequences to 4,096, by the square root and in proportion."""
     assert square_root_learning_rate(3e-4, 256, 4096) == pytest.approx(1.2e-3)
     assert linear_learning_rate(3e-4, 256, 4096) == pytest.approx(4.8e-3)

@@ -41,8 +41,8 @@ def test_every_function_of_numbers_is_a_rule() -> None:
 def test_every_rule_documents_its_result_formula_and_source(rule: NamedRule) -> None:
     assert rule.summary.endswith(".")
     assert rule.formula
-    assert YEAR.search(rule.source), "a work with its year"
-    assert not re.search(r"the (book|note|playbook)\b", rule.source), "spelt out"
+    assert YEAR.search(rule.source), "a source needs a work with its year"
+    assert not re.search(r"the (book|note|playbook)\b", rule.source), "a source must name the work"
     assert rule.topic
 
 

@@ -83,5 +83,5 @@ def test_shardings_equal_the_books() -> None:
     ringed = [any(cell.ringed for cell in marks_of(second, Cells, panel)[0].cells) for panel in range(4)]
     assert ringed == [False, False, True, False]
     first, _ = sharding_scheme("data parallelism", {"X": 4})
-    assert len(first.panels) == 3, "no communication"
+    assert len(first.panels) == 3, "data parallelism must have no panel of communication"
     assert len(SCHEMES) == 4

@@ -129,7 +129,7 @@ def examples(name: str) -> tuple[str, ...]:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", CHIPS)
-def test_a_small_plan_on_every_chip(name: str) -> None:
+def test_a_small_model_is_planned_on_every_chip(name: str) -> None:
     job = Job(
         global_batch_tokens=2**18,
         seq_len=1024,
@@ -161,7 +161,7 @@ def test_a_price_has_a_date_a_region_and_a_kind_of_sale(name: str) -> None:
         assert re.search(r"\bUSD for an hour of\b", source)
 
 
-def test_a_known_model_on_a_node() -> None:
+def test_a_published_model_on_a_node_has_a_plausible_mfu() -> None:
     plan = sw.plan(sw.load_model("llama-3-8b"), load_cluster("h200:8"), Job(global_batch_tokens=2**19, seq_len=8192))
     assert plan.estimate.fits
     assert 0.3 < plan.estimate.mfu < 0.803

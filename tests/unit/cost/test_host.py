@@ -105,7 +105,7 @@ def test_a_chip_without_a_pcie_rate_is_refused_by_name(offload: Offload) -> None
     estimate(Problem(MODEL, bare, JOB), BASE)
 
 
-def test_the_first_layers_recompute() -> None:
+def test_only_the_first_layers_recompute() -> None:
     assert num_recomputed_layers({"dense_block": 3, "block": 8}, 5) == {"dense_block": 3, "block": 2}
     assert num_recomputed_layers({"dense_block": 0, "block": 8}, 12) == {"dense_block": 0, "block": 8}
 

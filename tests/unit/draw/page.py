@@ -63,4 +63,4 @@ def check_texts(drawing: Drawing | str) -> None:
             or first_box[3] <= second_box[1]
             or second_box[3] <= first_box[1]
         )
-        assert apart, f"{first!r} on {second!r}"
+        assert apart, f"{first!r} overlaps {second!r}"

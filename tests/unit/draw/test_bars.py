@@ -20,11 +20,11 @@ DRAWING = draw(BARS)
 HEIGHT = BARS.panels[0].size[1]
 
 
-def test_texts_are_on_the_page_and_apart() -> None:
+def test_texts_are_on_the_page_and_do_not_overlap() -> None:
     check_texts(DRAWING)
 
 
-def test_pictures_are_the_same_every_time() -> None:
+def test_pictures_are_deterministic() -> None:
     assert draw(BARS).svg() == DRAWING.svg()
 
 

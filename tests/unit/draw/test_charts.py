@@ -171,7 +171,7 @@ def test_a_chart_of_numbers_has_the_requested_width(name: str, width: float) -> 
         assert draw(chart, width).width == pytest.approx(width, abs=2.0)
 
 
-def test_batches() -> None:
+def test_marks_of_batch_size_charts_are_within_their_axes() -> None:
     fit, noise = fit_sweep(EXAMPLES / "batch" / "runs.csv").fit, run_noise(EXAMPLES / "noise")
     for chart in (batch_size_charts.pareto_chart(fit), batch_size_charts.run_noise_chart(noise)):
         for panel in chart.panels:

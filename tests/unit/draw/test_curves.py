@@ -40,11 +40,11 @@ def paths(chart: Chart) -> list[Path]:
     return [mark for mark in draw(chart).marks if isinstance(mark, Path)]
 
 
-def test_texts_are_on_the_page_and_apart() -> None:
+def test_texts_are_on_the_page_and_do_not_overlap() -> None:
     check_texts(DRAWING)
 
 
-def test_pictures_are_the_same_every_time() -> None:
+def test_pictures_are_deterministic() -> None:
     assert draw(LINES).svg() == DRAWING.svg()
 
 
@@ -68,7 +68,7 @@ def test_markers_cross_no_label() -> None:
     assert len(labels) == len(verticals) == 4
     for content, left, _, right, bottom in labels:
         for x, head, _, _ in verticals:
-            assert not (left < x < right and head < bottom), f"{content!r} at {x}"
+            assert not (left < x < right and head < bottom), f"the marker at {x} crosses {content!r}"
 
 
 def test_lines_differ_in_colour_and_dashes() -> None:

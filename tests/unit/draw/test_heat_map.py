@@ -29,13 +29,13 @@ MAP = Chart(
 DRAWING = draw(MAP)
 
 
-def test_texts_are_on_the_page_and_apart() -> None:
+def test_texts_are_on_the_page_and_do_not_overlap() -> None:
     check_texts(DRAWING)
     check_texts(draw(replace(MAP, legend=())))
     check_texts(draw(replace(MAP, note="")))
 
 
-def test_pictures_are_the_same_every_time() -> None:
+def test_pictures_are_deterministic() -> None:
     assert draw(MAP).svg() == DRAWING.svg()
 
 

@@ -52,7 +52,7 @@ CHART = chart_of(*panels(), knee=3)
 
 
 @pytest.mark.parametrize("drawing", [draw(CHART), draw(chart_of(*panels(), knee=0)), draw(chart_of(*panels(NARROW_X)))])
-def test_texts_are_on_the_page_and_apart(drawing: Drawing) -> None:
+def test_texts_are_on_the_page_and_do_not_overlap(drawing: Drawing) -> None:
     check_texts(drawing)
 
 

@@ -14,12 +14,12 @@ def test_ticks_are_round_numbers() -> None:
     assert even_ticks(80e9) == tuple(i * 10e9 for i in range(9))
 
 
-def test_even_ticks_of_a_range_that_does_not_begin_at_zero() -> None:
+def test_ticks_are_even_in_a_range_that_does_not_start_at_zero() -> None:
     assert even_ticks(44.0, 5, low=43.0) == (43.0, 43.2, 43.400000000000006, 43.6, 43.800000000000004, 44.0)
     assert even_ticks(10.0, 4, low=-6.0) == (-5.0, 0.0, 5.0, 10.0)
 
 
-def test_sets_of_ticks_for_ever_narrower_plots() -> None:
+def test_narrower_plots_have_fewer_ticks() -> None:
     near, far = tick_sets(6.0, 80.0, 8, log=True), tick_sets(1e3, 1e9, 8, log=True)
     assert near[0] == (10, 20, 50)
     assert tuple(10.0**power for power in range(3, 10)) in far

@@ -255,7 +255,7 @@ def test_gpus_of_attempts_are_disjoint(tmp_path: Path) -> None:
         ("CANCELLED by 1000", "failed", False), ("FAILED", "failed", True), ("COMPLETED", "failed", True),
     ],
 )  # fmt: skip
-def test_states_of_a_scheduler_without_a_result(word: str, state: str, transient: bool) -> None:
+def test_a_job_without_a_result_has_the_state_of_its_scheduler(word: str, state: str, transient: bool) -> None:
     ending = judge_scheduler(word)
     assert ending is not None
     assert (ending.state, ending.is_transient) == (state, transient)

@@ -29,7 +29,7 @@ def model(num_layers: int, **fields: int) -> Architecture:
     )  # fmt: skip
 
 
-def test_llama_3_405b_on_16_stages() -> None:
+def test_layers_of_llama_3_405b_on_16_stages_equal_s0() -> None:
     """S0: 126 blocks with the embedding and the head counted as one each: 7, 14 times 8, 7."""
     assert natural_layers_by_stage(model(126), loop_placement(16, 1)) == (7, *[8] * 14, 7)
 
@@ -83,7 +83,7 @@ def dense_on(shape: Architecture, placement: StagePlacement) -> tuple[int, ...]:
 EXPERTS = {"num_experts": 2, "experts_per_token": 1, "dense_d_ff": 8}
 
 
-def test_deepseek_v3_on_16_stages() -> None:
+def test_layers_of_deepseek_v3_on_16_stages() -> None:
     """61 layers; the last stage also has the head and the module of multi-token prediction, which count as three."""
     shape = model(61, num_dense_layers=3, num_predict_layers=1, **EXPERTS)
     assert natural_layers_by_stage(shape, loop_placement(16, 1)) == (3, 5, *[4] * 13, 1)

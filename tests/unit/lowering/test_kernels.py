@@ -121,7 +121,7 @@ def test_pairs_under_a_causal_mask_equal_a_count() -> None:
         (lambda x: 1.1 * x / 3.0, lambda x: 1.2 * x / 3.0 + 0.1, math.inf),
     ],
 )
-def test_roots(flops: object, moved: object, root: float) -> None:
+def test_critical_sizes_are_roots_of_polynomials(flops: object, moved: object, root: float) -> None:
     assert callable(flops)
     assert callable(moved)
 

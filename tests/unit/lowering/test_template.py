@@ -123,7 +123,9 @@ def check_order(template: UnitInstructions, name: str, listed: tuple[Instruction
         return
     remaining = {tensor for tensor in live - freed if unit.tensors[tensor.name].role is not Role.CONSTANT}
     assert remaining <= _live_out(unit, name), (unit.name, name)
-    assert all(unit.tensors[tensor.name].role is not Role.CONSTANT for tensor in freed), "constants are the batch's"
+    assert all(unit.tensors[tensor.name].role is not Role.CONSTANT for tensor in freed), (
+        "constants belong to the batch and are not freed"
+    )
 
 
 @pytest.mark.thinned(8)

@@ -27,7 +27,7 @@ from shardwise.values.symbolic import SymbolValues
         (("A[I_X, J_Y]", "B[I_X, J_Y]"), "C[I_X, J_Y]", 2 * 2),
     ],
 )
-def test_flops_of_a_product(operands: tuple[str, ...], result: str, flops: int) -> None:
+def test_flops_of_products_by_hand(operands: tuple[str, ...], result: str, flops: int) -> None:
     tensors = [parse_tensor(text) for text in (*operands, result)]
     *inputs, output = (tensor.name for tensor in tensors)
     dims = {tensor.name: tensor.spec.dims for tensor in tensors}

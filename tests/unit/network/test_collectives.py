@@ -89,7 +89,7 @@ def test_times_equal_table_2_of_the_roofline_notes(operation: CollectiveName, mi
     )
 
 
-def test_scalars_over_a_link() -> None:
+def test_scalars_over_a_link_equal_s2() -> None:
     """S2, question 10: N^2 (1-1/D) and N^2/2 (1-1/D) one way; both ways win 2 and 4."""
     scalars, size = 1024.0**2, 16
     assert link_bytes("all_gather", scalars, size, one_way=True) == 983040
@@ -150,7 +150,7 @@ def test_a_part_of_a_wrapped_axis_is_a_line() -> None:
     }
 
 
-def test_a_ring_and_a_line_at_once() -> None:
+def test_a_group_on_a_ring_and_a_line_gathers_over_both() -> None:
     report = collective_report("all_gather", 1e9, v5e("8x16"), [Cut(8, 1), Cut(16, 1)])
     assert (report.algorithm, report.hops) == ("ring and line", 7 + 8)
     times = {alternative.name: alternative.time_s for alternative in report.alternatives}

@@ -219,6 +219,6 @@ def test_drawings_are_deterministic(kind: CollectiveKind) -> None:
     assert "34 MB over a ring of 4 and a line of 2" in first
 
 
-def test_too_many_devices_to_draw() -> None:
+def test_too_many_devices_are_not_drawn() -> None:
     with pytest.raises(InputError, match="at most 16"):
         strip_of(simulate_collective(AG, 1.0, ring_grid((17,))))

@@ -43,7 +43,7 @@ def test_the_superpod_equals_the_books() -> None:
     assert (leaf.oversubscription, spine.oversubscription) == (9.0, 1.0)
 
 
-def test_an_oversubscribed_core_lets_a_seventh_out() -> None:
+def test_an_oversubscribed_core_has_a_seventh_of_the_bandwidth() -> None:
     cluster = sw.load_cluster(ETHERNET)
     assert isinstance(cluster.topology, Switched)
     assert cluster.num_devices == 24576
@@ -231,7 +231,7 @@ def test_groups_of_a_layout_cross_the_levels_that_the_placement_gives_them() -> 
     assert [(group.axis, list(group.sizes)) for group in all_groups] == [("all", [8, 8])]
 
 
-def test_networks_that_are_refused() -> None:
+def test_impossible_networks_are_refused() -> None:
     with pytest.raises(InputError, match="a torus, which has no switches"):
         sw.network("tpu-v5p:4x4x4")
     with pytest.raises(InputError, match=r"8 devices .* has 1024"):

@@ -141,7 +141,7 @@ def test_a_stall_is_a_kernel_or_a_gap_far_longer_than_similar_ones() -> None:
     assert find_stalls(align_clocks([trace([*usual])])) == ()
 
 
-def test_traces_are_read_as_written_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+def test_traces_are_read_back_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     with pytest.raises(InputError, match="holds no traces"):
         read_traced_step(run)

@@ -42,7 +42,9 @@ def test_bubble_of_8_stages_interleaved_twice() -> None:
     ("pp", "micro_batches", "virtual", "stage", "in_flight"),
     [(1, 5, 1, 0, 1), (4, 8, 1, 0, 4), (4, 8, 1, 3, 1), (4, 8, 2, 0, 5.5), (4, 4, 2, 0, 4), (4, 8, 2, 3, 2.5)],
 )
-def test_in_flight_by_schedule(pp: int, micro_batches: int, virtual: int, stage: int, in_flight: float) -> None:
+def test_micro_batches_in_flight_by_schedule(
+    pp: int, micro_batches: int, virtual: int, stage: int, in_flight: float
+) -> None:
     assert get_schedule(natural_schedule(pp, virtual)).in_flight(pp, virtual, micro_batches, stage) == in_flight
 
 

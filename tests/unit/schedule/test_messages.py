@@ -39,7 +39,7 @@ def replayed(actions: ActionList) -> int:
                     channels.setdefault((rank, message.target), deque()).append(message)
                 remaining.popleft()
                 moved = True
-        assert moved, "a deadlock"
+        assert moved, "the list deadlocks"
     assert not any(channels.values())
     return received
 

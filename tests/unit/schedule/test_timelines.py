@@ -235,7 +235,7 @@ def test_zb_v_accepts_few_micro_batches(p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 6, 8, 12, 16])
-def test_rounds_between_depth_first_and_breadth_first(size: int) -> None:
+def test_rounds_interpolate_between_depth_first_and_breadth_first(size: int) -> None:
     """Llama 3.1's tunable: micro-batches of a virtual stage in a row. The bubble stays; the number in flight grows with them."""
     actions = build_actions("interleaved", 4, 16, 3, options=OrderOptions(round_size=size))
     line = play_actions(actions)
@@ -245,7 +245,7 @@ def test_rounds_between_depth_first_and_breadth_first(size: int) -> None:
     assert (line.actions.order == breadth.order) == (size == 16)
 
 
-def test_the_share_of_messages_in_a_bubble() -> None:
+def test_messages_lengthen_the_bubble_of_the_closed_form() -> None:
     """A message of 0.1 is on the way of each of 2 (p - 1) passes: the closed form, which has none, is under the played list."""
     without, with_messages = played("1f1b", 4, 8), played("1f1b", 4, 8, message=0.1)
     assert without.makespan == 33.0

@@ -69,7 +69,7 @@ def test_devices_of_a_copy_send_their_part_of_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
-def test_both_forms_compute_the_same(form: str) -> None:
+def test_both_forms_have_equal_products(form: str) -> None:
     work = work_of("deepseek-v3", f"tp=2 attention_dp=4 ep=8 dispatch={form}")
     assert work.products["experts"].flops[0] == pytest.approx(2 * SEQS * 4 * 58 * 8 * 3 * 7168 * 2048 / 8, rel=1e-12)
     assert work.products["vocabulary"].flops[0] == pytest.approx(2 * SEQS * 7168 * 129280 / 2, rel=1e-12)

@@ -30,7 +30,7 @@ def spec(text: str) -> Spec:
         ("[I, J]{U_XYZ}", (64, 128), 1),
     ],
 )
-def test_local_shape_and_replication(text: str, shape: tuple[int, ...], copies: int) -> None:
+def test_local_shape_and_replication_equal_s2(text: str, shape: tuple[int, ...], copies: int) -> None:
     """S2's example: on a mesh of 4 x 2 x 8 devices, A[I_XY, J] has 1/8 of the rows on each, 8 times over."""
     assert spec(text).local_shape(MESH, SIZES) == shape
     assert spec(text).replication(MESH) == copies

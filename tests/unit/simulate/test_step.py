@@ -251,7 +251,7 @@ def test_a_partial_last_micro_batch_has_shorter_passes(layout: str, overlap: str
             ]
             for played in (forwards[0], forwards[-1])
         ]
-        assert gathers[0] == pytest.approx(gathers[1]), "weights are gathered in full"
+        assert gathers[0] == pytest.approx(gathers[1]), "weights must be gathered in full"
 
 
 def test_a_dualpipe_pair_runs_both_passes_at_once() -> None:
