@@ -93,8 +93,7 @@ def parse_launch(
     """
     framework = get_reader(target) if target else recognize_target(files, recipe)
     options = read_options(framework, files, recipe)
-    if framework.choose_stack is not None and (stack := framework.choose_stack(options)) != framework.stack:
-        framework = replace(framework, stack=stack)
+    framework = framework.for_launch(options)
     if not any(name in framework.options for name in options):
         raise InputError(
             f"read: found no option of {framework.title} {framework.version} in {', '.join(files)}; its launch is required"

@@ -56,7 +56,7 @@ def recognize_target(files: LaunchFiles, recipe: str | None = None) -> Target:
 
 def _nearest_problems(problems: Mapping[str, Sequence[str]], files: LaunchFiles) -> Iterator[str]:
     """Yield why the target whose options' names occur most often in the files cannot read them."""
-    text_names = {name for text in files.values() for name in re.findall(r"[\w-]+", text)}
+    text_names = {name for text in files.values() for name in re.findall(r"\w[\w-]*", text)}
     counts = {
         name: len(text_names & {option.rpartition(".")[2] for option in READERS[name].options}) for name in problems
     }

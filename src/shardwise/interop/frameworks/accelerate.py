@@ -19,6 +19,16 @@ from shardwise.interop.frameworks.trainers.adapter_options import (
     quantization_options,
     script_quantization,
 )
+from shardwise.interop.frameworks.training_arguments import (
+    TRAINER_DEFAULTS,
+    deepspeed_options,
+    has_argument_file,
+    launcher_options,
+    referred_file,
+    split_files,
+    with_defaults,
+    with_prefix,
+)
 from shardwise.interop.frameworks.training_script_models import find_script_model, script_model_name
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import (
@@ -42,12 +52,13 @@ from shardwise.interop.launches.target import (
     Target,
     add_options,
 )
-from shardwise.interop.text_formats.config_trees import flatten, format_yaml, normalize_values, parse_yaml
+from shardwise.interop.text_formats.config_trees import flatten, format_yaml, normalize_values
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.values import InputError, describe_unknown
 
 NUM_PROCESSES = "num_processes"
 DISTRIBUTED_TYPE, FSDP_VERSION = "distributed_type", "fsdp_config.fsdp_version"
+DEEPSPEED_FILE = "deepspeed_config.deepspeed_config_file"
 RESHARD_AFTER_FORWARD = "fsdp_config.fsdp_reshard_after_forward"
 SHARDING_STRATEGY = "fsdp_config.fsdp_sharding_strategy"
 DEGREE_OPTION = "parallelism_config.parallelism_config_{}_size"
@@ -128,11 +139,6 @@ def _read_parallelism(reader: OptionReader) -> Mapping[str, Any]:
 
 def _read_deepspeed(reader: OptionReader, replicas: int) -> Mapping[str, Any]:
     """Return the sharding of a DeepSpeed configuration within the file. Raises `InputError` for one in another file."""
-    file = reader.get("deepspeed_config.deepspeed_config_file")
-    if file not in (None, "none"):
-        raise InputError(
-            f"deepspeed_config_file: found {str(file)[:80]!r}; give this file, and the script that starts it, alone"
-        )
     if str(reader.get("deepspeed_config.offload_param_device", "none")) != "none":
         raise InputError("offload_param_device: weights that rest on the host are not priced; set it to none")
     ulysses = _get_degree(reader, "sp")
@@ -164,6 +170,20 @@ def _read_strategy(reader: OptionReader) -> tuple[int, bool]:
     return STRATEGIES[name]
 
 
+def _deepspeed_options(launch: Launch) -> Options:
+    layout = launch.layout
+    ulysses = {DEGREE_OPTION.format("sp"): layout.cp} if layout.cp > 1 else {}
+    host = {"deepspeed_config.offload_optimizer_device": "cpu"} if layout.offloads_optimizer else {}
+    recompute = {f"{SCRIPT_PREFIX}gradient_checkpointing": True} if layout.recompute == "full" else {}
+    return {
+        DISTRIBUTED_TYPE: "DEEPSPEED",
+        "deepspeed_config.zero_stage": layout.zero_stage,
+        **ulysses,
+        **host,
+        **recompute,
+    }
+
+
 SHARDING_MAPPINGS = (OptionMapping(_sharding_options, _read_parallelism),)
 
 MIXED_PRECISION, FP8_PREFIX = "mixed_precision", "fp8_config.fp8_"
@@ -191,21 +211,31 @@ def _precision_options(launch: Launch) -> Options:
 
 
 def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
-    """Return the precision whose options these are. fp8 must name torchao as its backend."""
+    """Return the precision whose options these are. fp8 must name torchao as its backend.
+
+    What the script's arguments say counts before the launcher's, as transformers' TrainingArguments sets it.
+    """
+    half = next((name for name in ("bf16", "fp16") if is_true(reader.get(SCRIPT_PREFIX + name, False))), None)
+    dtypes = {str(reader.get(SCRIPT_PREFIX + name, "")).rpartition(".")[2] for name in ("dtype", "torch_dtype")}
     if (quantized := script_quantization(reader)) is not None:
         reader.acknowledge(MIXED_PRECISION)
         return {"job.precision": quantized}
-    mixed_precision = reader.get(MIXED_PRECISION, "no")
+    mixed_precision = half or reader.get(MIXED_PRECISION, "no")
+    is_replicated = reader.get(DISTRIBUTED_TYPE) not in ("FSDP", "DEEPSPEED")
+    if mixed_precision == "fp16":
+        return {"job.precision": "fp16"}
+    if is_replicated and dtypes & {"bfloat16", "bf16"} and mixed_precision in ("bf16", "no"):
+        return {"job.precision": "bf16_bf16_state"}  # PyTorch's optimizer keeps moments in the format of the weights
     settings: dict[str, Any] = {MIXED_PRECISION: mixed_precision}
     if mixed_precision == "fp8":
         settings[f"{FP8_PREFIX}backend"] = reader.get(f"{FP8_PREFIX}backend")
         settings[FP8_ALL_GATHER] = is_true(reader.get(FP8_ALL_GATHER, True))
-    table = _known_precisions(reader.get(DISTRIBUTED_TYPE) in ("FSDP", "DEEPSPEED"))
+    table = _known_precisions(not is_replicated)
     name = next((name for name, options in table.items() if options == settings), None)
     if name is None:
         listed = ", ".join(f"{option.rpartition('.')[2]} {setting}" for option, setting in settings.items())
         raise InputError(
-            f"{MIXED_PRECISION}: found {listed}; one of bf16, no and, with FSDP, fp8 by AO with its own gathers, can be read"
+            f"{MIXED_PRECISION}: found {listed}; bf16, fp16, no and, with FSDP, fp8 by AO with its own gathers can be read"
         )
     return {"job.precision": name}
 
@@ -214,6 +244,13 @@ PRECISION_MAPPING = OptionMapping(_precision_options, _read_precision)
 
 CONFIG, SCRIPT = "config.yaml", "launch.sh"
 MICRO_BATCH, ACCUMULATION = f"{SCRIPT_PREFIX}per_device_train_batch_size", f"{SCRIPT_PREFIX}gradient_accumulation_steps"
+# Options of torchrun and of deepspeed's launcher, which say on which machines a script runs. Sources: PyTorch documentation,
+# torchrun (Elastic Launch); DeepSpeed 0.19.8, launcher/runner.py.
+PROCESS_OPTION_NAMES = (
+    "nnodes", "nproc_per_node", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone",
+    "max_restarts",
+    "master_addr", "master_port", "num_gpus", "num_nodes", "hostfile", "include", "exclude", "launcher", "no_ssh", "module",
+)  # fmt: skip
 CONFIG_ACCUMULATION = "gradient_accumulation_steps"  # in the YAML file
 RECOMPUTE = "fsdp_config.fsdp_activation_checkpointing"
 
@@ -256,6 +293,13 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
     return {"layout.recompute": "full" if full else "none", "layout.offload": offload}
 
 
+def _read_kernels(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the loss of Liger's kernels, and attention that writes its scores, where the script's arguments turn them on."""
+    chunked = is_true(reader.get(f"{SCRIPT_PREFIX}use_liger_kernel", False))
+    eager = reader.get(f"{SCRIPT_PREFIX}attn_implementation") == "eager"
+    return {**({"job.loss": "chunked"} if chunked else {}), **({"job.attention": "unfused"} if eager else {})}
+
+
 def _wrapping_options(launch: Launch) -> Options:
     """Return options that make each layer a unit of FSDP, and checkpoints sharded."""
     names = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_state_dict_type": "SHARDED_STATE_DICT",
@@ -279,8 +323,15 @@ MAPPINGS: tuple[OptionMapping, ...] = (
     PRECISION_MAPPING,
     OptionMapping(_recompute_options, _read_recompute),
     OptionMapping(_batch_options, _read_batch),
-    OPTIMIZER_MAPPING, LENGTH_MAPPING, STEPS_MAPPING, ADAPTER_MAPPING,
+    OptionMapping(lambda launch: {}, _read_kernels), OPTIMIZER_MAPPING, LENGTH_MAPPING, STEPS_MAPPING, ADAPTER_MAPPING,
 )  # fmt: skip
+
+
+# Mappings of a launch whose configuration has DeepSpeed do the sharding: it is changed by DeepSpeed's options.
+DEEPSPEED_MAPPINGS = (OptionMapping(_deepspeed_options, _read_parallelism), *(
+    OptionMapping(lambda launch: {}, mapping.from_options) if mapping.to_options is _recompute_options else mapping
+    for mapping in MAPPINGS if mapping not in SHARDING_MAPPINGS and mapping.to_options is not _wrapping_options
+))  # fmt: skip
 
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
@@ -297,18 +348,41 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    configs = config_files(files)
-    if len(configs) > 1 or any(name.lower().endswith(".json") for name in configs):
-        raise InputError(
-            f"Accelerate: found {', '.join(configs)}; one YAML, and the script that starts it, is required"
-        )
+    """Return the options of Accelerate's file, of the script's arguments in another, and of the command, which counts first."""
     table = option_table("accelerate")
-    options: dict[str, Any] = {}
-    for name, text in configs.items():
-        tree = flatten(parse_yaml(text, name), table)
-        options = {_full_option_name(option, table): value for option, value in tree.items()}
-    launcher, arguments = read_launcher_and_script_options(files, "accelerate")
-    return normalize_values({**options, **_launcher_overrides(launcher), **arguments}, table)
+    file_arguments, tree, referred = split_files(config_files(files))
+    launcher, flags = read_launcher_and_script_options(files, "accelerate")
+    arguments = {**file_arguments, **{name.removeprefix(SCRIPT_PREFIX): value for name, value in flags.items()}}
+    _require_used_files(arguments, tree, file_arguments, referred)
+    arguments = with_defaults(
+        {**(TRAINER_DEFAULTS if file_arguments else {}), **arguments},
+        [files[name] for name in files.keys() - config_files(files).keys()],
+    )
+    configured = {_full_option_name(option, table): value for option, value in flatten(tree, table).items()}
+    if configured.get(DEEPSPEED_FILE) not in (None, "none") and DISTRIBUTED_TYPE in configured:
+        configured |= deepspeed_options(configured.pop(DEEPSPEED_FILE), files)
+    options = {**configured, **_launcher_overrides(launcher)}
+    if arguments and not tree and DISTRIBUTED_TYPE not in options:
+        options = {**launcher_options(arguments, files), **options}
+    return normalize_values({**options, **with_prefix(arguments, table)}, table)
+
+
+def _require_used_files(
+    arguments: Options, tree: Options, file_arguments: Options, referred: Mapping[str, str]
+) -> None:
+    """Raise `InputError` for a file that no option refers to, and for a file of arguments that is not given."""
+    references = " ".join(
+        str(value) for value in (*arguments.values(), *flatten(tree).values()) if isinstance(value, str)
+    )
+    unused = [name for name in referred if name not in references]
+    if unused:
+        raise InputError(
+            f"Accelerate: found {', '.join(unused)}, which nothing refers to; one YAML, the file of the script's arguments, and "
+            "the script that starts it are what can be read"
+        )
+    missing = referred_file(arguments)
+    if missing is not None and not file_arguments:
+        raise InputError(f"--config: refers to {missing[:80]!r}, which is not given; give this file too")
 
 
 def _full_option_name(option: str, table: Mapping[str, Any]) -> str:
@@ -323,7 +397,11 @@ def _launcher_overrides(launcher: Options) -> dict[str, Any]:
     names = [name for name in option_table("accelerate") if not name.startswith(SCRIPT_PREFIX)]
     full_names = {name.rpartition(".")[2]: name for name in names}
     # Rank and rendezvous differ on each node.
-    ignored = {"config_file", *(name for name, value in launcher.items() if str(value).startswith("$"))}
+    ignored = {
+        "config_file",
+        *PROCESS_OPTION_NAMES,
+        *(name for name, value in launcher.items() if str(value).startswith("$")),
+    }
     overrides = {full_names.get(name, name): value for name, value in launcher.items() if name not in ignored}
     return {**({"distributed_type": "FSDP"} if overrides.pop("use_fsdp", False) else {}), **overrides}
 
@@ -343,4 +421,5 @@ TARGET = Target(
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
     choose_stack=lambda options: "deepspeed" if options.get(DISTRIBUTED_TYPE) == "DEEPSPEED" else "accelerate",
     model_name=script_model_name, find_model=find_script_model, includes_model=False,
+    stack_mappings=(("deepspeed", DEEPSPEED_MAPPINGS),), recognizes=has_argument_file,
 )  # fmt: skip

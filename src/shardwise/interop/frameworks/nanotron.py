@@ -3,16 +3,17 @@
 Source of names, types and defaults: nanotron 0.4, config/config.py, config/models_config.py and parallelism_config.py;
 requirements: models/llama.py, models/starcoder2.py, helpers.py, parallel/context.py and parallel/pipeline_parallel/engine.py.
 
-A model is one of LlamaConfig or of Starcoder2Config.
+A model is one of LlamaConfig or of Starcoder2Config. Of configurations for the main branch (2411b022, 2026-04-07) its Qwen2Config
+is read too, and the base of LlamaConfig's rotary angles, which 0.4 does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.launch_scripts import torchrun_command
+from shardwise.interop.launches.launch_scripts import is_true, torchrun_command
 from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
@@ -35,7 +36,8 @@ PLAIN_ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "relu": "relu"}  # Starcoder2C
 MLP_OF_ACTIVATION = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu": "geglu"}
 STARCODER_BIASES = ("qkv", "attention_out", "mlp")
 DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
-LLAMA_THETA = 10_000.0  # RotaryEmbedding of models/llama.py, which no option sets
+QWEN = f"{MODEL_CONFIG}.is_qwen2_config"
+LLAMA_THETA = 10_000.0  # RotaryEmbedding of models/llama.py, which no option of 0.4 sets
 
 
 def is_starcoder2(model: Architecture) -> bool:
@@ -78,18 +80,18 @@ def _starcoder_options(model: Architecture) -> Options:
 
 
 def _read_model(reader: OptionReader) -> Mapping[str, Any]:
-    llama, starcoder = (bool(reader.get(name, False)) for name in (LLAMA, STARCODER))
-    if llama is starcoder:
+    families = [name for name in READERS if is_true(reader.get(name, False))]
+    if len(families) != 1:
+        listed = [name.rpartition(".")[2] for name in READERS]
         raise InputError(
-            f"{MODEL_CONFIG}: found {'both' if llama else 'neither'} of is_llama_config and is_starcoder2_config; "
-            "one of the two, true, is required"
+            f"{MODEL_CONFIG}: found {'several' if families else 'none'} of {', '.join(listed)}; one of them, true, is required"
         )
 
     def get_option(name: str, default: Any = None) -> Any:
         return reader.get(f"{MODEL_CONFIG}.{name}", default)
 
     get_option("max_position_embeddings")  # rows of the rotary table, which grows as needed
-    return _read_starcoder(get_option) if starcoder else _read_llama(get_option)
+    return READERS[families[0]](get_option)
 
 
 def _read_llama(get_option: Any) -> Mapping[str, Any]:
@@ -104,7 +106,26 @@ def _read_llama(get_option: Any) -> Mapping[str, Any]:
         "model.d_ff": get_option("intermediate_size", 11008),
         "model.num_kv_heads": get_option("num_key_value_heads", heads), "model.mlp": MLP_OF_ACTIVATION[activation],
         "model.tied_embeddings": bool(get_option("tie_word_embeddings", False)),
-        "numerics.norm_epsilon": get_option("rms_norm_eps", 1e-6), "numerics.rotary.base": LLAMA_THETA,
+        "numerics.norm_epsilon": get_option("rms_norm_eps", 1e-6),
+        "numerics.rotary.base": float(get_option("rope_theta", LLAMA_THETA)),
+    }  # fmt: skip
+
+
+def _read_qwen(get_option: Any) -> Mapping[str, Any]:
+    """Return sizes of Qwen2Config: Llama's defaults, biases of queries, keys and values, and layers without positions."""
+    if get_option("moe_config") is not None:
+        raise InputError(f"{MODEL_CONFIG}.moe_config: experts of nanotron cannot be read; a dense model is required")
+    every = get_option("no_rope_layer") or 0
+    if every and every < 2:
+        raise InputError(f"{MODEL_CONFIG}.no_rope_layer: found {every}; at least 2, or null, is what can be read")
+    kinds = {
+        "model.layer_kinds": {"nope": {"positions": "none"}},
+        "model.layer_pattern": (f"block*{every - 1}", "nope"),
+    }
+    window = get_option("sliding_window_size")
+    return {
+        **_read_llama(get_option), "model.bias": ("qkv",) if get_option("attention_bias", False) else (),
+        **(kinds if every else {}), **({"model.sliding_window": window} if window else {}),
     }  # fmt: skip
 
 
@@ -159,6 +180,9 @@ def _read_windows(window: int | None, global_layers: Sequence[int], layers: int)
     return {"model.sliding_window": window, "model.global_every": every}
 
 
+READERS: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
+    LLAMA: _read_llama, STARCODER: _read_starcoder, QWEN: _read_qwen,
+}  # fmt: skip
 MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_model_options, _read_model),
     add_options(
@@ -260,6 +284,21 @@ def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
     return {}
 
 
+def _read_main_branch(reader: OptionReader) -> Mapping[str, Any]:
+    """Return what configurations for the main branch have beside those of 0.4: recomputed layers. Raises `InputError` for
+    context parallelism and for another optimizer than AdamW."""
+    context = reader.get("parallelism.context_parallel_size", 1)
+    if context != 1:
+        raise InputError(f"parallelism.context_parallel_size: found {context}; 1 is what can be read")
+    optimizer = str(reader.get("optimizer.optimizer_factory.name", "adamW"))
+    if optimizer.lower() != "adamw":
+        raise InputError(f"optimizer.optimizer_factory.name: found {optimizer[:40]!r}; adamW is what can be read")
+    for_layers, for_experts = (
+        is_true(reader.get(f"parallelism.{name}", False)) for name in ("recompute_layer", "moe_layer_recompute")
+    )
+    return {"layout.recompute": "full"} if for_layers or for_experts else {}
+
+
 LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_replica_options, _read_replicas),
     map_value("layout.tp", "parallelism.tp"),
@@ -272,6 +311,7 @@ LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {"parallelism.expert_parallel_size": 1}, _read_experts),
     OptionMapping(_batch_options, _read_batch),
     OptionMapping(_precision_options, _read_precision),
+    OptionMapping(lambda launch: {}, _read_main_branch),
     # Logits are in fp32, and their softmax is kept (models/llama.py).
     OptionMapping(lambda launch: {}, lambda reader: {"job.loss": "unfused"}),
 )

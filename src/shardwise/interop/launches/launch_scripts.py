@@ -152,9 +152,10 @@ def with_script_context(files: LaunchFiles, arguments: Sequence[str], environmen
 
 SCRIPT_PREFIX = "script."
 # Names of the sequence length; the first is written. Sources: transformers' run_clm.py; TRL's SFTConfig, now and before;
-# LLaMA-Factory.
+# LLaMA-Factory; FastChat's train.py.
 LENGTH_OPTIONS = (
     "block_size", "max_length", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "cutoff_len",
+    "model_max_length",
 )  # fmt: skip
 # Values of `--optim` by optimizer; the first is written. Source: transformers 5.23.0, OptimizerNames.
 OPTIMIZERS = {

@@ -7,7 +7,7 @@ gives it. Each mapping converts in both directions. Options of a release come fr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardwise.interop.launches.launch import Launch, Machines
@@ -176,7 +176,8 @@ class Target:
     that no mapping reads back is not expressible. `model_name` returns the name of the model that options have, if any, and
     `find_model` the catalogue's model of that name. `includes_model`: a launch holds the model's sizes, or names it. `slurm`: it
     is started by a SLURM batch script. A launch that is not `is_written` is read only. `choose_stack` returns the stack of a
-    launch, for a trainer that runs on several. `recognizes` returns whether files are the framework's by keys that no other has.
+    launch, for a trainer that runs on several, and `stack_mappings` has those of a stack whose launches have other options.
+    `recognizes` returns whether files are the framework's by keys that no other has.
     `order`: axes of ranks, innermost first; None: as the plan places them. `write` turns
     options into files, `read` files into options, and `read_recipe` files with several recipes, one of which is named;
     `command` is the shell command that starts it on each node.
@@ -201,9 +202,17 @@ class Target:
     slurm: bool = True
     is_written: bool = True
     choose_stack: Callable[[Options], str] | None = None
+    stack_mappings: Sequence[tuple[str, Sequence[OptionMapping]]] = ()
     recognizes: Callable[[LaunchFiles], bool] = lambda files: False
     model_mappings: Sequence[OptionMapping] = ()
     order: tuple[str, ...] | None = ("tp", "cp", "fsdp", "dp", "pp")
+
+    def for_launch(self, options: Options) -> Target:
+        """Return the target with the stack that the options choose, and with its mappings."""
+        stack = self.stack if self.choose_stack is None else self.choose_stack(options)
+        if stack == self.stack:
+            return self
+        return replace(self, stack=stack, mappings=dict(self.stack_mappings).get(stack, self.mappings))
 
     @property
     def options(self) -> Mapping[str, FrameworkOption]:

@@ -25,7 +25,11 @@ from shardwise.values import format_count
 
 if TYPE_CHECKING:
     from shardwise.interop import ConvertedModel, ExportedLaunch, PricedLaunch
+    from shardwise.interop.read_launch import ParsedLaunch
     from shardwise.model import Architecture
+
+
+MAX_UNKNOWN_LINES = 8  # unknown options of a launch that have a line each; more of them share one
 
 
 def export_report(launch: ExportedLaunch) -> Report | str:
@@ -82,11 +86,19 @@ def _facts(launch: PricedLaunch) -> Iterator[tuple[str, Cell | Line]]:
         yield "not priced", Status(f"{name} changes {effect}, which is left out", "note")
     for note in (*parsed.notes, *estimate.caveats):
         yield "note", Status(note, "note")
+    if len(parsed.unknown) > MAX_UNKNOWN_LINES:
+        yield "not understood", Status(f"{len(parsed.unknown)} {_unknown_options(parsed)}", "bad")
+        return
     for name in parsed.unknown:
         yield (
             "not understood",
             Status(f"{name} is not an option of {parsed.target.title} {parsed.target.version}", "bad"),
         )
+
+
+def _unknown_options(parsed: ParsedLaunch) -> str:
+    """Return what many unknown options are, in one line."""
+    return f"are not options of {parsed.target.title} {parsed.target.version}: {', '.join(parsed.unknown)}"
 
 
 def _adapters(model: Architecture) -> str:

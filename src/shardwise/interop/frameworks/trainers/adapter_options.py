@@ -124,7 +124,7 @@ def default_targets(model: Architecture | None) -> tuple[str, ...]:
 # Names of the rank and the targets in training scripts, with the words that turn adapters on (empty: the rank does).
 SCRIPT_RANKS: Mapping[str, str] = {"lora_r": "use_peft", "lora_rank": "", "lora_dim": ""}
 SCRIPT_TARGETS = ("lora_target_modules", "target_modules", "lora_target", "lora_module_name")
-SCRIPT_SWITCHES = ("use_peft", "use_lora", "lora", "qlora")
+SCRIPT_SWITCHES = ("use_peft", "use_lora", "lora", "qlora", "q_lora")
 DEFAULT_SCRIPT_RANK = 16  # Source: TRL 1.16, ModelConfig.lora_r
 
 
@@ -178,8 +178,11 @@ def quantized_precision(*, four_bits: bool, eight_bits: bool, double: bool) -> s
 
 def script_quantization(reader: OptionReader) -> str | None:
     """Return the recipe of a base that a training script quantizes; TRL's double quantization is off by default."""
-    on = {name: is_true(reader.get(SCRIPT_PREFIX + name, False)) for name in ("load_in_4bit", "load_in_8bit", "qlora")}
-    double = is_true(reader.get(f"{SCRIPT_PREFIX}use_bnb_nested_quant", False)) or on["qlora"]
+    on = {
+        name: is_true(reader.get(SCRIPT_PREFIX + name, False))
+        for name in ("load_in_4bit", "load_in_8bit", "qlora", "q_lora")
+    }
+    double = is_true(reader.get(f"{SCRIPT_PREFIX}use_bnb_nested_quant", False)) or on["qlora"] or on["q_lora"]
     return quantized_precision(
-        four_bits=on["load_in_4bit"] or on["qlora"], eight_bits=on["load_in_8bit"], double=double
+        four_bits=on["load_in_4bit"] or on["qlora"] or on["q_lora"], eight_bits=on["load_in_8bit"], double=double
     )
