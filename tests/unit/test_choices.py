@@ -308,7 +308,7 @@ def literals(node: ast.expr) -> set[str]:
     return {item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)}
 
 
-def compared(text: str) -> set[tuple[str, str]]:
+def find_comparisons(text: str) -> set[tuple[str, str]]:
     """Choices that a source compares with one of their names, and the name."""
     comparisons = set()
     for node in ast.walk(ast.parse(text)):
@@ -334,13 +334,13 @@ def test_no_choice_is_compared_with_a_name() -> None:
         (path.relative_to(SOURCES).as_posix(), choice, name)
         for path in SOURCES.rglob("*.py")
         if not {SOURCES / "interop" / "launches", SOURCES / "interop" / "frameworks"} & set(path.parents)
-        for choice, name in compared(path.read_text(encoding="utf-8"))
+        for choice, name in find_comparisons(path.read_text(encoding="utf-8"))
     }
     assert {comparison for comparison in comparisons if comparison[:2] not in ALLOWED} == set()
 
 
 def test_comparisons_in_sources_are_detected() -> None:
-    assert compared('x = 1 if layout.schedule == "zb_h1" else 2') == {("schedule", "zb_h1")}
-    assert compared('x = d["overlap"] in ("sum", "max")') == {("overlap", "sum"), ("overlap", "max")}
-    assert compared('x = {"a": 1}.get(schedule, 1)') == {("schedule", "get with a default")}
-    assert compared('x = layout.offload != "none"') == set()
+    assert find_comparisons('x = 1 if layout.schedule == "zb_h1" else 2') == {("schedule", "zb_h1")}
+    assert find_comparisons('x = d["overlap"] in ("sum", "max")') == {("overlap", "sum"), ("overlap", "max")}
+    assert find_comparisons('x = {"a": 1}.get(schedule, 1)') == {("schedule", "get with a default")}
+    assert find_comparisons('x = layout.offload != "none"') == set()

@@ -84,11 +84,11 @@ def reference_weights(name: str, values: Mapping[str, float]) -> tuple[torch.Ten
             momentum=values["momentum"], nesterov=bool(values["nesterov"]),
         ),
     }  # fmt: skip
-    stepped(judges[name](), weights)
+    run_steps(judges[name](), weights)
     return weights[0].detach(), weights[1].detach()
 
 
-def stepped(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter]) -> None:
+def run_steps(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter]) -> None:
     for rate, gradient in zip(RATES, gradients(), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -109,7 +109,7 @@ def test_pytorch_updates_equal_a_plain_implementation(
     name, values = case.partition(",")[0], VALUES[case]
     torch_optimizer = build_torch_optimizer(name, weights[:1], weights[1:], values)
     assert isinstance(torch_optimizer, FormulaOptimizer) == (not kernels or name != "adamw")
-    stepped(torch_optimizer, weights)
+    run_steps(torch_optimizer, weights)
     for weight, expected in zip(weights, reference_weights(name, values), strict=True):
         torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-14)
     assert not torch.equal(weights[0], weights[1])
@@ -366,7 +366,7 @@ def test_an_adamw_with_another_field_does_not_use_a_kernel_without_it(monkeypatc
     )  # fmt: skip
     monkeypatch.setitem(OPTIMIZERS, "adamw", with_floor)
     weight = torch.nn.Parameter(first_weights())
-    stepped(build_torch_optimizer("adamw", [weight], [], {**VALUES["adamw"], "floor": 0.25}), [weight])
+    run_steps(build_torch_optimizer("adamw", [weight], [], {**VALUES["adamw"], "floor": 0.25}), [weight])
     assert weight.min() == 0.25
     assert weight.max() > 0.9
     assert optimizer_fields()["floor"] == "the least of every weight (adamw 0)"
@@ -415,7 +415,7 @@ def test_defaults_are_within_limits_and_updates_read_existing_tensors(name: str)
     assert len(optimizer.source) > 10
 
 
-def estimated(optimizer: str, precision: str = "bf16") -> sw.Estimate:
+def estimate_optimizer(optimizer: str, precision: str = "bf16") -> sw.Estimate:
     job = Job(global_batch_tokens=2**18, seq_len=4096, precision=precision, optimizer=optimizer)
     return sw.estimate("llama-3.2-1b", "h100:8", job, "fsdp=8 zero_stage=1")
 
@@ -428,7 +428,7 @@ def test_an_optimizer_with_a_single_moment_has_its_memory(precision: str, first:
     lion_bytes, adamw_bytes = (moment_bytes(recipe, get_optimizer(name)) for name in ("lion", "adamw"))
     assert (lion_bytes, adamw_bytes) == (first, first + second)
     assert bytes_per_parameter(recipe) - state_bytes(recipe, get_optimizer("lion")) == second
-    lion, adamw = estimated("lion", precision), estimated("adamw", precision)
+    lion, adamw = estimate_optimizer("lion", precision), estimate_optimizer("adamw", precision)
     assert lion.memory["optimizer"] == pytest.approx(adamw.memory["optimizer"] * first / (first + second))
     other_terms = [
         {term: size for term, size in priced.memory.items() if term != "optimizer"} for priced in (lion, adamw)
@@ -448,7 +448,7 @@ def test_moments_in_8_bits_take_a_byte_and_a_share_of_a_scale_under_any_recipe()
         )
         num_matrices = sw.num_params(sw.load_model("llama-3.2-1b")) - num_norms
         expected = (num_matrices * (2 + 8 / 256) + num_norms * 2 * width) / 8
-        assert estimated("adamw_8bit", precision).memory["optimizer"] == pytest.approx(expected, rel=1e-6)
+        assert estimate_optimizer("adamw_8bit", precision).memory["optimizer"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_shards_of_flat_arrays_cut_no_block_of_8_bits() -> None:
@@ -480,7 +480,7 @@ def test_moments_in_blocks_require_elementwise_updates() -> None:
 
 def test_an_update_moves_the_bytes_of_its_state() -> None:
     """AdamW reads 2 + 4 + 4 + 4 and writes 2 + 4 + 4 + 4 bytes of each weight, Lion 2 + 4 + 4 and 2 + 4 + 4."""
-    lion, adamw = estimated("lion"), estimated("adamw")
+    lion, adamw = estimate_optimizer("lion"), estimate_optimizer("adamw")
     assert lion.time["optimizer"] / adamw.time["optimizer"] == pytest.approx(20 / 28, rel=1e-3)
     other_terms = [
         {term: time for term, time in priced.time.items() if term != "optimizer"} for priced in (lion, adamw)

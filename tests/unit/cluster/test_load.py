@@ -167,14 +167,14 @@ def test_local_processes_share_a_host() -> None:
     assert sw.plan(model, cluster, job).estimate.fits
 
 
-def written(folder: Path, text: str, name: str = "my-cluster.toml") -> str:
+def write_cluster(folder: Path, text: str, name: str = "my-cluster.toml") -> str:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
 def test_the_documents_cluster_file_is_loaded(tmp_path: Path) -> None:
-    cluster, base = load_cluster(written(tmp_path, CLUSTER_TOML)), load_chip("h100")
+    cluster, base = load_cluster(write_cluster(tmp_path, CLUSTER_TOML)), load_chip("h100")
     assert (cluster.name, cluster.chip.name, cluster.num_devices) == ("my-cluster", "h100-500w", 32)
     assert (cluster.chip.power_w, cluster.chip.matmul_fraction, cluster.chip.memory_bytes) == (500, 0.71, 80e9)
     assert cluster.chip.sources["matmul_fraction"].startswith("our GEMM sweep")
@@ -186,7 +186,7 @@ def test_the_documents_cluster_file_is_loaded(tmp_path: Path) -> None:
 
 
 def test_the_documents_slice_file_is_loaded(tmp_path: Path) -> None:
-    cluster, sold = load_cluster(written(tmp_path, SLICE_TOML, "my-slice.toml")), load_cluster("tpu-v5p:4x4x8")
+    cluster, sold = load_cluster(write_cluster(tmp_path, SLICE_TOML, "my-slice.toml")), load_cluster("tpu-v5p:4x4x8")
     assert (cluster.name, cluster.topology, cluster.chip) == ("my-slice", sold.topology, sold.chip)
 
 
@@ -201,9 +201,9 @@ def test_the_documents_levels_are_loaded(tmp_path: Path) -> None:
 
 def test_a_file_of_pods_equals_the_shorthand(tmp_path: Path) -> None:
     """Also with custom hosts, whose egress four chips share."""
-    path = written(tmp_path, 'chip = "tpu-v5e"\npods = 4\ntorus = { shape = [16, 16] }')
+    path = write_cluster(tmp_path, 'chip = "tpu-v5e"\npods = 4\ntorus = { shape = [16, 16] }')
     assert load_cluster(path).topology == load_cluster("tpu-v5e:16x16*4").topology
-    path = written(tmp_path, """
+    path = write_cluster(tmp_path, """
         pods = 2
         torus = { shape = [4, 4, 8], twisted = true }
         [chip]
@@ -216,7 +216,7 @@ def test_a_file_of_pods_equals_the_shorthand(tmp_path: Path) -> None:
 
 
 def test_pods_need_the_egress_of_a_host(tmp_path: Path) -> None:
-    (problem,) = refused(tmp_path, """
+    (problem,) = problems_of_file(tmp_path, """
         pods = 2
         torus = { shape = [4, 4, 4], bytes_per_s = "90 GB/s", hop_latency_s = 1e-6, wrap_rule = "always" }
         [chip]
@@ -250,7 +250,7 @@ def test_another_chip_sets_the_rate_between_pods() -> None:
 
 
 def test_a_chip_and_torus_without_a_base_are_loaded(tmp_path: Path) -> None:
-    path = written(tmp_path, """
+    path = write_cluster(tmp_path, """
         name = "two by two"
         torus = { shape = [2, 2], bytes_per_s = 45e9, hop_latency_s = 0, wrap_rule = "never" }
         [chip]
@@ -280,7 +280,7 @@ def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def test_a_chip_is_added_by_a_data_file(catalogue: Path) -> None:
-    written(catalogue, CHIP_TOML, "example.toml")
+    write_cluster(catalogue, CHIP_TOML, "example.toml")
     assert "example-x1" in chip_names()
     cluster = load_cluster("example-x1:64")
     assert isinstance(cluster.topology, Switched)
@@ -295,10 +295,10 @@ def test_a_chip_is_added_by_a_data_file(catalogue: Path) -> None:
     )
 
 
-def refused(folder: Path, text: str) -> list[str]:
+def problems_of_file(folder: Path, text: str) -> list[str]:
     """The problems of a file, without its name."""
     with pytest.raises(InputError) as caught:
-        load_cluster(written(folder, text, "f.toml"))
+        load_cluster(write_cluster(folder, text, "f.toml"))
     return [problem.split("f.toml: ", 1)[-1] for problem in caught.value.problems]
 
 
@@ -323,7 +323,7 @@ NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
     ],
 )
 def test_problems_of_a_cluster_file_are_reported(tmp_path: Path, text: str, problems: list[str]) -> None:
-    lines = refused(tmp_path, text)
+    lines = problems_of_file(tmp_path, text)
     assert len(lines) == len(problems)
     assert all(line.startswith(problem) for line, problem in zip(lines, problems, strict=True)), lines
 
@@ -331,7 +331,7 @@ def test_problems_of_a_cluster_file_are_reported(tmp_path: Path, text: str, prob
 @pytest.mark.parametrize("text", ["a = [", "x = " + "[" * 5000, "x = " + "9" * 5000, "a = 1\na = 2"])
 def test_invalid_toml_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"^cluster: .*f\.toml is not TOML: "):
-        load_cluster(written(tmp_path, text, "f.toml"))
+        load_cluster(write_cluster(tmp_path, text, "f.toml"))
 
 
 @pytest.mark.parametrize(
@@ -375,16 +375,16 @@ def test_invalid_toml_is_refused(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_problems_of_a_chips_values_are_reported(tmp_path: Path, line: str, problem: str) -> None:
-    (message,) = refused(tmp_path, f"{NETWORK}[chip]\nbase = 'h100'\n{line}")
+    (message,) = problems_of_file(tmp_path, f"{NETWORK}[chip]\nbase = 'h100'\n{line}")
     assert message.startswith(problem)
 
 
 def test_a_chip_without_a_base_requires_all_values(tmp_path: Path) -> None:
-    memory, rate, peaks = refused(tmp_path, NETWORK + "[chip]\nvendor = 'x'")
+    memory, rate, peaks = problems_of_file(tmp_path, NETWORK + "[chip]\nvendor = 'x'")
     assert memory == 'chip: memory_bytes: missing; a number above 0, such as 8e10 or "80 GB", is required'
     assert rate.startswith("chip: memory_bytes_per_s: missing; ")
     assert peaks.startswith("chip: peak_flops_per_s: missing; dense peaks by number format")
-    (empty,) = refused(
+    (empty,) = problems_of_file(
         tmp_path, NETWORK + "[chip]\npeak_flops_per_s = {}\nmemory_bytes = 1e9\nmemory_bytes_per_s = 1e9"
     )
     assert empty.startswith("chip: peak_flops_per_s is empty; ")
@@ -417,7 +417,7 @@ HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1e9 }, { name = 'b', size 
     ],
 )  # fmt: skip
 def test_problems_of_the_network_are_reported(tmp_path: Path, network: str, problems: list[str]) -> None:
-    lines = refused(tmp_path, f"chip = 'h100'\n{network}")
+    lines = problems_of_file(tmp_path, f"chip = 'h100'\n{network}")
     assert len(lines) == len(problems), lines
     assert all(line.startswith(problem) for line, problem in zip(lines, problems, strict=True)), lines
 
@@ -443,7 +443,7 @@ def test_problems_of_the_network_are_reported(tmp_path: Path, network: str, prob
     ],
 )
 def test_problems_of_a_torus_are_reported(tmp_path: Path, torus: str, problem: str) -> None:
-    (message,) = refused(tmp_path, f"chip = 'tpu-v3'\ntorus = {{ {torus} }}")
+    (message,) = problems_of_file(tmp_path, f"chip = 'tpu-v3'\ntorus = {{ {torus} }}")
     assert message.startswith(problem)
 
 
@@ -481,7 +481,7 @@ def lines(pairs: dict[str, str]) -> str:
     return "".join(f"{key} = {value}\n" for key, value in pairs.items())
 
 
-def mutated(text: str, place: int, value: str) -> str:
+def replace_value(text: str, place: int, value: str) -> str:
     """The text with the value of one of its lines replaced."""
     lines = text.splitlines()
     number = [number for number, line in enumerate(lines) if "=" in line][place % 8]
@@ -491,7 +491,7 @@ def mutated(text: str, place: int, value: str) -> str:
 
 FILES = st.one_of(
     st.text(max_size=60),
-    st.builds(mutated, st.just(CLUSTER_TOML), st.integers(0, 7), ODD),
+    st.builds(replace_value, st.just(CLUSTER_TOML), st.integers(0, 7), ODD),
     st.builds(
         lambda top, chip, tiers, torus: (
             lines(top)

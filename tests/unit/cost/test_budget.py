@@ -41,19 +41,19 @@ def pricing(name: str, policy: str) -> Pricing:
     return Pricing(Problem(sw.load_model(model), where, job), replace(Layout.parse(text), recompute=policy))
 
 
-def chosen(name: str, limit_bytes: float) -> Layout:
+def fit_budget(name: str, limit_bytes: float) -> Layout:
     pricing_full = pricing(name, "full")
     layout = replace(pricing_full.layout, recompute=f"budget:{limit_bytes / 1e9:.6f}GB")
     return fit_recompute_budget(Problem(pricing_full.architecture, pricing_full.cluster, pricing_full.job), layout)
 
 
-def ends(name: str) -> tuple[float, float]:
+def activation_range(name: str) -> tuple[float, float]:
     """Activations of the fullest device with full recomputation and without recomputation."""
     smallest, largest = (max(activation_bytes_by_stage(pricing(name, policy))) for policy in ("full", "none"))
     return smallest, largest
 
 
-def some_sets(layer: RecomputeLayer, number: int) -> list[str]:
+def random_sets(layer: RecomputeLayer, number: int) -> list[str]:
     unit, chance = layer.plain, Random(0)
     may = saveable_results(unit.forward.program, unit.backward.program.inputs)
     return [format_tensor_set({"": chance.sample(may, chance.randint(1, len(may)))}) for _ in range(number)]
@@ -61,10 +61,10 @@ def some_sets(layer: RecomputeLayer, number: int) -> list[str]:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_activations_stay_within_the_budget_and_larger_budgets_are_no_slower(name: str) -> None:
-    smallest, largest = ends(name)
+    smallest, largest = activation_range(name)
     steps = []
     for share in SHARES if name != "two kinds of layer" else SHARES[:1]:
-        budgeted = pricing(name, chosen(name, smallest + share * (largest - smallest)).recompute)
+        budgeted = pricing(name, fit_budget(name, smallest + share * (largest - smallest)).recompute)
         steps.append(float(budgeted.slowest_s()))
         assert max(activation_bytes_by_stage(budgeted)) <= smallest + share * (largest - smallest)
     full, none = (float(pricing(name, policy).slowest_s()) for policy in ("full", "none"))
@@ -76,15 +76,15 @@ def test_activations_stay_within_the_budget_and_larger_budgets_are_no_slower(nam
 @pytest.mark.parametrize("name", ["zero", "tensor parallel", "experts"])
 def test_no_other_set_within_the_budget_is_faster(name: str) -> None:
     """The budget's set is chosen by sums of kernels; compare it with random sets and the named policies, each priced in full."""
-    smallest, largest = ends(name)
+    smallest, largest = activation_range(name)
     (layer,) = recompute_layers(pricing(name, "full")).values()
-    alternatives = [pricing(name, policy) for policy in (*some_sets(layer, 25), "selective", "full", "alternate")]
+    alternatives = [pricing(name, policy) for policy in (*random_sets(layer, 25), "selective", "full", "alternate")]
     sizes_and_steps = [
         (max(activation_bytes_by_stage(alternative)), float(alternative.slowest_s())) for alternative in alternatives
     ]
     for share in (0.2, 0.5, 0.8):
         budget = smallest + share * (largest - smallest)
-        best = float(pricing(name, chosen(name, budget).recompute).slowest_s())
+        best = float(pricing(name, fit_budget(name, budget).recompute).slowest_s())
         fitting = [step for size, step in sizes_and_steps if size <= budget]
         assert fitting
         # a sum of kernels does not include the recomputation hidden by the host
@@ -92,17 +92,17 @@ def test_no_other_set_within_the_budget_is_faster(name: str) -> None:
 
 
 def test_a_sufficient_budget_keeps_all_and_an_insufficient_one_is_refused() -> None:
-    smallest, largest = ends("zero")
-    assert chosen("zero", largest * 1.01).recompute == "none"
-    assert chosen("zero", smallest * 1.0001).recompute == "full"
+    smallest, largest = activation_range("zero")
+    assert fit_budget("zero", largest * 1.01).recompute == "none"
+    assert fit_budget("zero", smallest * 1.0001).recompute == "full"
     with pytest.raises(InputError, match=r"recompute: found budget:.* GB of activations .* is required"):
-        chosen("zero", smallest * 0.99)
+        fit_budget("zero", smallest * 0.99)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_listed_tensors_add_up_to_the_terms(name: str) -> None:
-    smallest, largest = ends(name)
-    budgeted = pricing(name, chosen(name, (smallest + largest) / 2).recompute)
+    smallest, largest = activation_range(name)
+    budgeted = pricing(name, fit_budget(name, (smallest + largest) / 2).recompute)
     plain = pricing(name, "none")
     for listed in list_layer_recompute(budgeted):
         cost = budgeted.pricer.activation(listed.layer, budgeted.scheme, budgeted.values, budgeted.links)

@@ -21,13 +21,13 @@ JOB = Job(global_batch_tokens=65536, seq_len=65536)
 SHORT = Job(global_batch_tokens=8192, seq_len=8192)
 
 
-def priced(job: Job = JOB, model: Architecture = MODEL, **fields: object) -> Estimate:
+def estimate_layout(job: Job = JOB, model: Architecture = MODEL, **fields: object) -> Estimate:
     return estimate(Problem(model, CLUSTER, job), Layout(**{"zero_stage": 3, **fields}))  # type: ignore[arg-type]
 
 
 def test_long_sequences_hide_the_ring_behind_attention() -> None:
     """Bytes of keys and values grow with the length, attention with its square."""
-    gathered, ring = priced(cp=8), priced(cp=8, cp_variant="zigzag")
+    gathered, ring = estimate_layout(cp=8), estimate_layout(cp=8, cp_variant="zigzag")
     assert gathered.time["cp"] > 0
     assert ring.time["cp"] == 0
     assert ring.step_time_s == pytest.approx(gathered.step_time_s - gathered.time["cp"])
@@ -38,7 +38,7 @@ def test_a_ring_hides_behind_all_pieces_of_attention_but_the_last() -> None:
     """Short sequences: exposed is the part of the traffic that exceeds 7/8 of the attention beside it."""
     assert isinstance(CLUSTER.topology, Switched)
     nvlink = CLUSTER.topology.tiers[0]
-    ring = priced(SHORT, cp=8, cp_variant="zigzag")
+    ring = estimate_layout(SHORT, cp=8, cp_variant="zigzag")
     flops = 2 * 2 * MODEL.num_heads * MODEL.head_dim * 0.5 * 8192 * 1024
     compute = flops / CLUSTER.chip.matmul_flops_per_s("bf16") * 7 / 8
     block = 1024 * MODEL.num_kv_heads * MODEL.head_dim * 2 / (nvlink.bytes_per_s * nvlink.fraction)
@@ -67,8 +67,8 @@ def test_a_ring_leaves_its_node_through_a_single_card() -> None:
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_the_last_rank_of_a_plain_ring_has_the_most_scores(cp: int) -> None:
     """1 - 1/2cp of the square of its rows in place of a half; the model's own FLOPs stay."""
-    even = priced(cp=cp, fsdp=8 // cp, cp_variant="zigzag")
-    uneven = priced(cp=cp, fsdp=8 // cp, cp_variant="ring")
+    even = estimate_layout(cp=cp, fsdp=8 // cp, cp_variant="zigzag")
+    uneven = estimate_layout(cp=cp, fsdp=8 // cp, cp_variant="ring")
     scores = 2 * 2 * MODEL.num_heads * MODEL.head_dim * JOB.seq_len * (JOB.seq_len / cp)
     more = (1 - 1 / (2 * cp) - 0.5) * scores * MODEL.num_layers / CLUSTER.chip.matmul_flops_per_s("bf16")
     assert uneven.time["forward"] - even.time["forward"] == pytest.approx(more, rel=1e-6)
@@ -79,7 +79,7 @@ def test_the_last_rank_of_a_plain_ring_has_the_most_scores(cp: int) -> None:
 def test_a_window_balances_a_plain_ring() -> None:
     """Every row past the window attends to as many keys as the last row."""
     model = dataclasses.replace(MODEL, sliding_window=4096)
-    even, uneven = (priced(model=model, cp=8, cp_variant=v) for v in ("zigzag", "ring"))
+    even, uneven = (estimate_layout(model=model, cp=8, cp_variant=v) for v in ("zigzag", "ring"))
     assert uneven.time["forward"] == pytest.approx(even.time["forward"], rel=0.01)
 
 
@@ -87,7 +87,7 @@ def test_ulysses_moves_an_eighth_of_what_gathering_moves() -> None:
     """Each device sends 7/8 of its queries, keys, values and results, once each way; a gather receives those of 7 other
     devices."""
     model = dataclasses.replace(MODEL, num_kv_heads=MODEL.num_heads)
-    gathered, exchanged = (priced(model=model, cp=8, cp_variant=v) for v in ("all_gather", "ulysses"))
+    gathered, exchanged = (estimate_layout(model=model, cp=8, cp_variant=v) for v in ("all_gather", "ulysses"))
     # forward q, k, v and the result, backward the result and its gradient, then those of q, k and v: 9 shards of 1/8, against
     # 6 whole keys or values
     assert exchanged.time["cp"] == pytest.approx(gathered.time["cp"] * 9 / (6 * 8), rel=0.1)
@@ -95,7 +95,9 @@ def test_ulysses_moves_an_eighth_of_what_gathering_moves() -> None:
 
 
 def test_asynchronous_tensor_parallelism_exposes_traffic_beyond_its_products() -> None:
-    plain, pieces = (priced(tp=8, zero_stage=0, sequence_parallel=True, async_tp=flag) for flag in (False, True))
+    plain, pieces = (
+        estimate_layout(tp=8, zero_stage=0, sequence_parallel=True, async_tp=flag) for flag in (False, True)
+    )
     assert pieces.time["tp"] < 0.5 * plain.time["tp"]
     # positions are read once for queries and keys, whose products are adjacent
     assert pieces.time["forward"] == pytest.approx(plain.time["forward"], rel=1e-4)

@@ -35,7 +35,9 @@ LAYOUTS = {
 }
 
 
-def priced(layout: Layout, overlap: OverlapConvention = "per_axis", cluster: str = "h100:64", **job: Any) -> Estimate:
+def estimate_layout(
+    layout: Layout, overlap: OverlapConvention = "per_axis", cluster: str = "h100:64", **job: Any
+) -> Estimate:
     return estimate(Problem(MODEL, load_cluster(cluster), dataclasses.replace(JOB, overlap=overlap, **job)), layout)
 
 
@@ -43,7 +45,7 @@ def priced(layout: Layout, overlap: OverlapConvention = "per_axis", cluster: str
 @pytest.mark.parametrize("cluster", ["h100:64", "tpu-v5p:4x4x4"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_terms_add_up(name: str, cluster: str, overlap: OverlapConvention) -> None:
-    priced_step = priced(LAYOUTS[name], overlap, cluster)
+    priced_step = estimate_layout(LAYOUTS[name], overlap, cluster)
     assert set(priced_step.time) == set(TIME_TERMS)
     assert set(priced_step.memory) == set(MEMORY_TERMS)
     assert math.fsum(priced_step.time.values()) == pytest.approx(priced_step.step_time_s, rel=1e-12)
@@ -55,7 +57,7 @@ def test_terms_add_up(name: str, cluster: str, overlap: OverlapConvention) -> No
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_throughput_mfu_days_and_margin_are_consistent(name: str) -> None:
-    priced_step = priced(LAYOUTS[name])
+    priced_step = estimate_layout(LAYOUTS[name])
     peak = load_cluster("h100:64").chip.peak("bf16")
     tokens = JOB.global_batch_tokens / priced_step.step_time_s / 64
     assert priced_step.tokens_per_s_per_device == pytest.approx(tokens, rel=1e-12)
@@ -75,7 +77,7 @@ def test_throughput_mfu_days_and_margin_are_consistent(name: str) -> None:
 def test_an_axis_of_size_1_has_no_traffic() -> None:
     """The traffic of an axis of size 1 is zero; only a pipeline has a bubble."""
     for name, layout in LAYOUTS.items():
-        priced_step = priced(layout, "sum")
+        priced_step = estimate_layout(layout, "sum")
         for axis in ("tp", "cp", "pp", "dp"):
             if getattr(layout, axis) == 1:
                 # the loss, a scalar, is summed over dp, fsdp and cp as one group
@@ -91,7 +93,10 @@ def test_state_shrinks_with_each_stage_of_zero() -> None:
     """State over 64: all of it, then without the optimizer's, the gradients', the weights' 63/64."""
     bf16 = get_precision("bf16")
     params = num_params(MODEL)
-    estimates = [priced(Layout(dp=64)), *(priced(Layout(fsdp=64, zero_stage=stage)) for stage in (1, 2, 3))]
+    estimates = [
+        estimate_layout(Layout(dp=64)),
+        *(estimate_layout(Layout(fsdp=64, zero_stage=stage)) for stage in (1, 2, 3)),
+    ]
     state = [sum(e.memory[term] for term in ("parameters", "gradients", "master", "optimizer")) for e in estimates]
     assert state == pytest.approx(
         [
@@ -106,7 +111,9 @@ def test_state_shrinks_with_each_stage_of_zero() -> None:
 
 
 def test_recomputing_trades_memory_for_time() -> None:
-    estimates = [priced(Layout(fsdp=64, zero_stage=3, recompute=policy)) for policy in ("none", "selective", "full")]  # type: ignore[arg-type]
+    estimates = [
+        estimate_layout(Layout(fsdp=64, zero_stage=3, recompute=policy)) for policy in ("none", "selective", "full")
+    ]  # type: ignore[arg-type]
     memory, time = [e.memory["activations"] for e in estimates], [e.time["recompute"] for e in estimates]
     assert memory == sorted(memory, reverse=True)
     assert time == sorted(time)
@@ -122,7 +129,9 @@ def test_memory_of_zero_3_by_hand() -> None:
     """Llama-3 8B, one sequence of 8192: hidden states of B T D in bf16, statistics of B T in fp32."""
     hidden, statistic = 8192 * 4096 * 2, 8192 * 4
     head = 2 * hidden + 3 * statistic  # its input, the normed input; sum of squares, maximum, sum of exponentials
-    none, full = (priced(Layout(fsdp=64, zero_stage=3, recompute=policy)).memory for policy in ("none", "full"))  # type: ignore[arg-type]
+    none, full = (
+        estimate_layout(Layout(fsdp=64, zero_stage=3, recompute=policy)).memory for policy in ("none", "full")
+    )  # type: ignore[arg-type]
     block = (none["activations"] - head) / 32
     assert full["activations"] == 32 * hidden + head
     # both residual streams and both normed (4), q and attention's output (2), k and v of a quarter each (0.5), gate, up and
@@ -130,7 +139,7 @@ def test_memory_of_zero_3_by_hand() -> None:
     assert block == (4 + 2 + 0.5 + 10.5) * hidden + (2 + 32) * statistic
     # at the loss the logits are more than what a block needs later on; with a loss in parts they are not
     assert (none["logits"], none["workspace"]) == (8192 * 128256 * 14, 0)
-    chunked = priced(Layout(fsdp=64, zero_stage=3, recompute="full"), loss="chunked").memory
+    chunked = estimate_layout(Layout(fsdp=64, zero_stage=3, recompute="full"), loss="chunked").memory
     # half of a block's gradients beside what is rebuilt
     assert chunked["workspace"] == pytest.approx(block - hidden + block / 2)
     assert chunked["logits"] == 0
@@ -195,17 +204,20 @@ def test_alternate_recompute_keeps_every_other_product_by_hand() -> None:
     """Llama-3 8B as torchtitan keeps it: of seven products q, v, the first of the MLP's and down, which is not read again."""
     hidden, statistic = 8192 * 4096 * 2, 8192 * 4
     head = 2 * hidden + 3 * statistic
-    alternate = priced(Layout(fsdp=64, zero_stage=3, recompute="alternate"))
+    alternate = estimate_layout(Layout(fsdp=64, zero_stage=3, recompute="alternate"))
     # a block's input, q and attention's output (3), v of a quarter, one of 3.5; the log-sum-exp of 32 heads
     assert alternate.memory["activations"] == head + 32 * ((3 + 0.25 + 3.5) * hidden + 32 * statistic)
-    between = [priced(Layout(fsdp=64, zero_stage=3, recompute=p)).time["recompute"] for p in ("selective", "full")]  # type: ignore[arg-type]
+    between = [
+        estimate_layout(Layout(fsdp=64, zero_stage=3, recompute=p)).time["recompute"] for p in ("selective", "full")
+    ]  # type: ignore[arg-type]
     assert between[0] < alternate.time["recompute"] < between[1]
 
 
 def test_a_tpu_gathers_a_single_unit_at_a_time() -> None:
     """A GPU holds the head and a block at once, a TPU only the head."""
     gpu, tpu = (
-        priced(Layout(fsdp=64, zero_stage=3), cluster=c).memory["gathered"] for c in ("h100:64", "tpu-v5p:4x4x4")
+        estimate_layout(Layout(fsdp=64, zero_stage=3), cluster=c).memory["gathered"]
+        for c in ("h100:64", "tpu-v5p:4x4x4")
     )
     assert tpu == 4 * (128256 * 4096 + 4096)
     assert gpu == tpu + 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
@@ -214,7 +226,7 @@ def test_a_tpu_gathers_a_single_unit_at_a_time() -> None:
 def test_a_units_gradients_are_gathered_before_they_are_added_in_fp32() -> None:
     """One unit's in bf16, the largest's, where gradients rest in fp32 only; experts' come one at a time and are left out."""
     plain, main = (
-        priced(Layout(fsdp=64, zero_stage=1), precision=p).memory["gathered"]
+        estimate_layout(Layout(fsdp=64, zero_stage=1), precision=p).memory["gathered"]
         for p in ("bf16", "bf16_fp32_main_gradients")
     )
     assert (plain, main) == (0, 2 * (128256 * 4096 + 4096))
@@ -226,7 +238,7 @@ def test_a_units_gradients_are_gathered_before_they_are_added_in_fp32() -> None:
 
 def test_compute_is_never_faster_than_the_peak() -> None:
     for name, layout in LAYOUTS.items():
-        priced_step = priced(layout)
+        priced_step = estimate_layout(layout)
         flops = model_flops_per_token(MODEL, 8192) * JOB.global_batch_tokens / 64
         if layout.pp == 1:
             assert priced_step.time["forward"] + priced_step.time["backward"] > flops / 989e12, name
@@ -234,25 +246,25 @@ def test_compute_is_never_faster_than_the_peak() -> None:
 
 def test_the_bubble_is_the_closed_form_of_the_steady_step() -> None:
     """(p-1)/m of the micro-batches: 8 stages and 8 sequences of a replica give 7/8."""
-    priced_step = priced(LAYOUTS["afab"], "per_axis")
+    priced_step = estimate_layout(LAYOUTS["afab"], "per_axis")
     steady = sum(priced_step.time[term] for term in ("forward", "backward", "recompute", "pp"))
     assert priced_step.time["bubble"] == pytest.approx(7 / 8 * steady, rel=1e-9)
 
 
 def test_all_forward_all_backward_holds_every_micro_batch() -> None:
-    afab = priced(Layout(dp=8, pp=8, micro_batch_seqs=1, schedule="afab"), global_batch_tokens=128 * 8192)
-    plain = priced(Layout(dp=8, pp=8, micro_batch_seqs=1, schedule="1f1b"), global_batch_tokens=128 * 8192)
+    afab = estimate_layout(Layout(dp=8, pp=8, micro_batch_seqs=1, schedule="afab"), global_batch_tokens=128 * 8192)
+    plain = estimate_layout(Layout(dp=8, pp=8, micro_batch_seqs=1, schedule="1f1b"), global_batch_tokens=128 * 8192)
     assert afab.step_time_s == plain.step_time_s
     # 16 micro-batches against 8, on the stage that is fullest
     assert afab.memory["activations"] > 1.8 * plain.memory["activations"]
 
 
 def test_uneven_batches_and_stages_are_stated_as_waste() -> None:
-    uneven = priced(Layout(dp=64), global_batch_tokens=65 * 8192)
+    uneven = estimate_layout(Layout(dp=64), global_batch_tokens=65 * 8192)
     assert uneven.waste["sequences"] == pytest.approx(1 - 65 / 128)
     assert uneven.waste["nearest_full_batch_tokens"] == 128 * 8192
-    assert "sequences" not in priced(Layout(dp=64)).waste
-    assert 0.05 < priced(LAYOUTS["pp"]).waste["stages"] < 1 - 32 / (9 * 4) + 0.1
+    assert "sequences" not in estimate_layout(Layout(dp=64)).waste
+    assert 0.05 < estimate_layout(LAYOUTS["pp"]).waste["stages"] < 1 - 32 / (9 * 4) + 0.1
 
 
 def test_a_partial_last_micro_batch_takes_a_partial_pass() -> None:
@@ -274,7 +286,7 @@ def test_a_partial_last_micro_batch_takes_a_partial_pass() -> None:
 
 def test_an_illegal_layout_is_refused_with_every_reason() -> None:
     with pytest.raises(InputError) as caught:
-        priced(Layout(dp=3, tp=64))
+        estimate_layout(Layout(dp=3, tp=64))
     assert len(caught.value.problems) >= 2
 
 
@@ -305,5 +317,5 @@ def test_overlap_conventions_expose_the_stated_traffic(
 def test_conventions_are_ordered() -> None:
     """`max` never exposes more than `sum`, which never exposes more than `per_axis`."""
     for layout in LAYOUTS.values():
-        times = [priced(layout, overlap).step_time_s for overlap in ("max", "sum", "per_axis")]  # type: ignore[arg-type]
+        times = [estimate_layout(layout, overlap).step_time_s for overlap in ("max", "sum", "per_axis")]  # type: ignore[arg-type]
         assert times == sorted(times)

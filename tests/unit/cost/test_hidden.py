@@ -17,7 +17,7 @@ JOB = Job(global_batch_tokens=2**21, seq_len=8192)
 LAYOUT = Layout.parse("tp=8 pp=2 fsdp=4 zero_stage=1 sequence_parallel=true")
 
 
-def priced(stack: str | None, layout: Layout) -> Estimate:
+def estimate_layout(stack: str | None, layout: Layout) -> Estimate:
     return estimate(Problem(MODEL, sw.load_cluster("h100:64", stack=stack), JOB), layout)
 
 
@@ -25,8 +25,8 @@ def priced(stack: str | None, layout: Layout) -> Estimate:
 @pytest.mark.parametrize("async_tp", [False, True])
 def test_hidden_and_exposed_traffic_of_tensor_parallelism_add_up(stack: str | None, async_tp: bool) -> None:
     """The reference is a stack and a layout without overlap on the same links."""
-    overlapped = priced(stack, replace(LAYOUT, async_tp=async_tp))
-    unoverlapped = priced("torchtitan" if stack else None, LAYOUT)
+    overlapped = estimate_layout(stack, replace(LAYOUT, async_tp=async_tp))
+    unoverlapped = estimate_layout("torchtitan" if stack else None, LAYOUT)
     assert unoverlapped.hidden.get("tp", 0.0) == 0.0
     if stack == "megatron" and not async_tp:
         assert (
@@ -34,12 +34,12 @@ def test_hidden_and_exposed_traffic_of_tensor_parallelism_add_up(stack: str | No
         )  # beside the weights' gradients
         return
     if stack == "megatron":
-        unoverlapped = priced("megatron", LAYOUT)
+        unoverlapped = estimate_layout("megatron", LAYOUT)
     total = overlapped.time["tp"] + overlapped.hidden.get("tp", 0.0)
     assert total == pytest.approx(unoverlapped.time["tp"] + unoverlapped.hidden.get("tp", 0.0), rel=1e-6)
     assert (overlapped.hidden.get("tp", 0.0) > 0.0) == async_tp
 
 
 def test_the_step_equals_the_sum_of_its_terms() -> None:
-    priced_step = priced("megatron", replace(LAYOUT, async_tp=True))
+    priced_step = estimate_layout("megatron", replace(LAYOUT, async_tp=True))
     assert sum(priced_step.time.values()) == pytest.approx(priced_step.step_time_s, rel=1e-12)

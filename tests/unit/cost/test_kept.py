@@ -45,7 +45,7 @@ def _forget() -> None:
     unit_inputs._cached_live_sets.cache_clear()
 
 
-def read_off() -> dict[str, UnitCostInputs]:
+def read_units() -> dict[str, UnitCostInputs]:
     """Parts of some units, as a new process would get them."""
     _forget()
     with use_derivation_cache():
@@ -67,11 +67,11 @@ def count_derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_next_process_reads_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     derived = count_derived(monkeypatch)
-    first = read_off()
+    first = read_units()
     assert derived == list(UNITS)
     (path,) = folder.iterdir()
     assert path.stat().st_mode & 0o077 == 0
-    second = read_off()
+    second = read_units()
     assert derived == list(UNITS)
     assert first == second
     for unit in UNITS:
@@ -82,7 +82,7 @@ def test_the_next_process_reads_the_cache(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_new_units_are_added_to_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_off()
+    read_units()
     derived = count_derived(monkeypatch)
     _forget()
     with use_derivation_cache():
@@ -99,7 +99,7 @@ def test_new_units_are_added_to_the_cache(folder: Path, monkeypatch: pytest.Monk
 def test_a_file_that_cannot_be_trusted_is_derived_again(
     harm: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = read_off()
+    first = read_units()
     (path,) = folder.iterdir()
     content = path.read_bytes()
     if harm == "cut":
@@ -109,16 +109,16 @@ def test_a_file_that_cannot_be_trusted_is_derived_again(
     else:
         path.chmod(0o666)
     derived = count_derived(monkeypatch)
-    assert read_off() == first
+    assert read_units() == first
     assert derived == list(UNITS)
     assert path.stat().st_mode & 0o077 == 0
-    assert read_off() == first
+    assert read_units() == first
     assert derived == list(UNITS)
 
 
 def test_a_file_with_a_flipped_bit_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coefficient with a flipped bit would be read without an error and give a wrong price."""
-    first = read_off()
+    first = read_units()
     (path,) = folder.iterdir()
     content = path.read_bytes()
     derived = count_derived(monkeypatch)
@@ -127,13 +127,13 @@ def test_a_file_with_a_flipped_bit_is_not_read(folder: Path, monkeypatch: pytest
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         assert derivation_cache._read(path) == {}, bit
-    assert read_off() == first
+    assert read_units() == first
     assert derived == list(UNITS)
     assert derivation_cache._read(path)
 
 
 def test_a_file_under_the_name_of_another_is_not_read(folder: Path) -> None:
-    read_off()
+    read_units()
     (path,) = folder.iterdir()
     renamed = path.with_name(f"{'0' * 32}.pickle")
     path.rename(renamed)
@@ -141,24 +141,24 @@ def test_a_file_under_the_name_of_another_is_not_read(folder: Path) -> None:
 
 
 def test_a_home_that_cannot_be_written_changes_nothing(folder: Path) -> None:
-    first = read_off()
+    first = read_units()
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
     folder.write_text("a file in place of the folder")
-    assert read_off() == first
+    assert read_units() == first
 
 
 @pytest.mark.parametrize(("days", "stays"), [(0.0, True), (29.9, True), (30.1, False), (400.0, False)])
 def test_files_of_other_sources_are_removed_after_thirty_days(
     days: float, stays: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_off()
+    read_units()
     (old,) = folder.iterdir()
     now = time.time()
     os.utime(old, (now, now - days * SECONDS_PER_DAY))
     monkeypatch.setattr(derivation_cache, "_sources", lambda: [("another", 1, 1)])
-    read_off()
+    read_units()
     assert old.exists() == stays
     assert len(list(folder.iterdir())) == 1 + stays
 

@@ -24,7 +24,7 @@ JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, tokens=1e12, overlap="per_
 LAYOUT = sw.Layout(fsdp=64, zero_stage=3, recompute="full")
 
 
-def priced(cluster: sw.Cluster = CLUSTER, reliability: sw.Reliability | None = None, job: sw.Job = JOB) -> Run:
+def plan_run(cluster: sw.Cluster = CLUSTER, reliability: sw.Reliability | None = None, job: sw.Job = JOB) -> Run:
     run = sw.plan_layout(LLAMA, cluster, job, LAYOUT, reliability=reliability).run
     assert run is not None
     return run
@@ -39,7 +39,7 @@ def test_every_number_by_hand() -> None:
     reliability = sw.Reliability(
         failures_per_device_hour=1e-3, checkpoint_bytes_per_s_per_device=1e7, restart_s=300.0, pue=1.2
     )  # fmt: skip
-    run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01", power_w=700.0), reliability)
+    run = plan_run(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01", power_w=700.0), reliability)
     estimate = sw.estimate(LLAMA, CLUSTER, JOB, LAYOUT)
     mtbf, write = 56_250.0, 14 * sw.num_params(LLAMA) / 6.4e8
     interval = math.sqrt(2 * write * mtbf)
@@ -76,7 +76,7 @@ def test_totals_carry_the_interval_of_the_step() -> None:
             assert getattr(run, f"{name}_interval90")[end] == getattr(at_end, name)
     low, high = run.days_interval90 or (0.0, 0.0)
     assert low < run.days < high
-    assert priced().usd_interval90 is None  # a bound
+    assert plan_run().usd_interval90 is None  # a bound
 
 
 def test_totals_without_an_interval_of_the_step_have_none() -> None:
@@ -141,27 +141,27 @@ def test_a_checkpoint_interval_is_at_most_the_time_between_failures() -> None:
 
 
 def test_without_failures_nothing_is_lost() -> None:
-    run = priced(reliability=sw.Reliability(failures_per_device_hour=0.0))
+    run = plan_run(reliability=sw.Reliability(failures_per_device_hour=0.0))
     assert (run.goodput, run.days, run.num_interruptions) == (1.0, run.ideal_days, 0.0)
     assert run.mtbf_s is None
     assert run.checkpoint_interval_s is None
 
 
 def test_a_requested_checkpoint_interval_is_used_and_at_least_a_step() -> None:
-    assert priced(reliability=sw.Reliability(checkpoint_interval_s=7200.0)).checkpoint_interval_s == 7200.0
+    assert plan_run(reliability=sw.Reliability(checkpoint_interval_s=7200.0)).checkpoint_interval_s == 7200.0
     step = sw.estimate(LLAMA, CLUSTER, JOB, LAYOUT).step_time_s
-    assert priced(reliability=sw.Reliability(checkpoint_interval_s=step / 2)).checkpoint_interval_s == step
+    assert plan_run(reliability=sw.Reliability(checkpoint_interval_s=step / 2)).checkpoint_interval_s == step
 
 
 def test_values_without_a_source_are_absent_and_named() -> None:
-    run = priced(replace(CLUSTER, chip=replace(CLUSTER.chip, price_usd_per_hour=None, price_date=None, power_w=None)))
+    run = plan_run(replace(CLUSTER, chip=replace(CLUSTER.chip, price_usd_per_hour=None, price_date=None, power_w=None)))
     assert (run.usd, run.energy_mwh) == (None, None)
     assert run.missing == ("price_usd_per_hour", "power_w")
 
 
 def test_every_input_has_a_source() -> None:
     reliability = sw.Reliability(restart_s=60.0)
-    run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01"), reliability)
+    run = plan_run(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01"), reliability)
     sources = {quantity.name: quantity.source for quantity in run.inputs}
     assert sources["restart_s"] == "set by hand"
     assert sources["pue"] == RELIABILITY_SOURCES["pue"]
@@ -223,7 +223,7 @@ def test_impossible_values_are_refused(values: dict[str, float], name: str) -> N
 
 def test_a_run_that_never_ends_is_refused() -> None:
     with pytest.raises(InputError, match="never done"):
-        priced(reliability=sw.Reliability(failures_per_device_hour=1.0, restart_s=1e6))
+        plan_run(reliability=sw.Reliability(failures_per_device_hour=1.0, restart_s=1e6))
 
 
 def test_plan_files_keep_the_run_and_older_files_have_none() -> None:

@@ -39,7 +39,7 @@ def layout(schedule: str, **changes: object) -> Layout:
     return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
 
-def priced(schedule: str, overlap: OverlapConvention = "per_axis", **changes: object) -> Estimate:
+def estimate_schedule(schedule: str, overlap: OverlapConvention = "per_axis", **changes: object) -> Estimate:
     return estimate(Problem(MODEL, CLUSTER, dataclasses.replace(JOB, overlap=overlap)), layout(schedule, **changes))
 
 
@@ -78,7 +78,7 @@ def test_the_weights_part_takes_no_more_than_the_backward_pass() -> None:
 @pytest.mark.parametrize("overlap", OVERLAP_CONVENTIONS)
 @pytest.mark.parametrize("schedule", pipeline_schedule_names())
 def test_terms_add_up(schedule: str, overlap: OverlapConvention) -> None:
-    priced_step = priced(schedule, overlap)
+    priced_step = estimate_schedule(schedule, overlap)
     assert sum(priced_step.time.values()) == pytest.approx(priced_step.step_time_s, rel=1e-12)
     assert sum(priced_step.memory.values()) == pytest.approx(priced_step.memory_bytes, rel=1e-12)
     assert min(*priced_step.time.values(), *priced_step.memory.values(), *priced_step.hidden.values()) >= 0
@@ -103,7 +103,7 @@ def test_bubbles_by_hand(schedule: str, parts: int) -> None:
         assert (weight > 0) == (parts > 0)
         bubble = 7 * (forward + backward - parts * weight)
         ends_and_bubbles.append((16 * (forward + backward) + bubble, bubble))
-    assert priced(schedule).time["bubble"] == pytest.approx(max(ends_and_bubbles)[1], rel=1e-12)
+    assert estimate_schedule(schedule).time["bubble"] == pytest.approx(max(ends_and_bubbles)[1], rel=1e-12)
 
 
 def test_dualpipe_by_hand() -> None:
@@ -120,7 +120,7 @@ def test_dualpipe_by_hand() -> None:
         update = sum(count * state[unit].update_s for unit, count in copies.items() if count)
         expected.append((7 * paired + 9 * (forward + backward) + bubble + exchange + update, bubble))
         assert exchange > 0
-    priced_step = priced("dualpipe")
+    priced_step = estimate_schedule("dualpipe")
     seconds, bubble = max(expected)
     assert priced_step.time["bubble"] == pytest.approx(bubble, rel=1e-12)
     assert priced_step.step_time_s - priced_step.time["dp"] - priced_step.time["control"] == pytest.approx(
@@ -219,7 +219,7 @@ def test_interleaved_zb_by_hand() -> None:
         bubble = 7 / 2 * max(forward, backward - weight, forward + backward - 2 * weight)
         ends_and_bubbles.append((16 * (forward + backward) + bubble, bubble))
     assert pricing.layout.num_virtual_stages == 2
-    assert priced("interleaved_zb").time["bubble"] == pytest.approx(max(ends_and_bubbles)[1], rel=1e-12)
+    assert estimate_schedule("interleaved_zb").time["bubble"] == pytest.approx(max(ends_and_bubbles)[1], rel=1e-12)
 
 
 def test_dualpipe_v_by_hand() -> None:
@@ -231,7 +231,7 @@ def test_dualpipe_v_by_hand() -> None:
         forward, backward, weight, paired = step.steady
         bubble = 7 / 2 * max(paired + forward - 2 * weight, paired + backward - 3 * weight - forward / 7)
         expected.append((7.5 * paired + 8.5 * (forward + backward) + bubble, bubble))
-    priced_step = priced("dualpipe_v")
+    priced_step = estimate_schedule("dualpipe_v")
     seconds, bubble = max(expected)
     assert priced_step.time["bubble"] == pytest.approx(bubble, rel=1e-12)
     other_terms = {"dp", "control", "optimizer"}
@@ -297,7 +297,10 @@ def beyond_workspace(memory: DeviceMemory, waiting_bytes: float) -> float:
 def test_layers_per_stage_can_be_set() -> None:
     """The stage with the most layers sets time and memory; the imbalance is stated."""
     layers = (2, 4, 4, 4, 4, 4, 4, 6)
-    even, uneven = priced("1f1b", layers_per_stage=(4,) * 8), priced("1f1b", layers_per_stage=layers)
+    even, uneven = (
+        estimate_schedule("1f1b", layers_per_stage=(4,) * 8),
+        estimate_schedule("1f1b", layers_per_stage=layers),
+    )
     assert uneven.waste["stages"] > even.waste["stages"] > 0  # the head's, which no other stage has
     pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout("1f1b", layers_per_stage=layers))
     assert [pricing.counts(stage).layers["block"] for stage in range(8)] == list(layers)
@@ -326,7 +329,7 @@ def test_dense_layers_come_first_for_any_split_into_stages() -> None:
 
 
 def test_waiting_tensors_have_the_format_of_the_products() -> None:
-    """A byte for an element and the scales of tiles in fp8, in place of two; as it was where inputs are not kept cast."""
+    """In fp8 a byte per element and the scales of tiles instead of two bytes; in recipes that do not save casts, two bytes."""
 
     def waiting(precision: str) -> float:
         pricing = Pricing(Problem(MODEL, CLUSTER, dataclasses.replace(JOB, precision=precision)), layout("zb_h1"))

@@ -51,7 +51,7 @@ Charts = Callable[[], Sequence[Chart]]
 
 
 @cache
-def planned() -> sw.Plan:
+def plan() -> sw.Plan:
     return sw.plan(MODEL, CLUSTER, **JOB)
 
 
@@ -74,14 +74,14 @@ def block() -> Chart:
 
 def saved_tensors() -> Chart:
     problem = Problem(sw.load_model(MODEL), sw.load_cluster(CLUSTER), sw.Job(**JOB))
-    return plan_charts.kept_chart(problem, planned().layout)
+    return plan_charts.kept_chart(problem, plan().layout)
 
 
 RESULTS: Mapping[str, Charts] = {
-    "plan": lambda: plan_charts.estimate_charts("a plan", {"chosen " * 30: planned().estimate, "again": planned().estimate}),
+    "plan": lambda: plan_charts.estimate_charts("a plan", {"chosen " * 30: plan().estimate, "again": plan().estimate}),
     "kept": lambda: (saved_tensors(),),
     "memory": lambda: (plan_charts.memory_comparison_chart(sw.memory(MODEL, CLUSTER, ["tp=8", "fsdp=8"])),),
-    "simulation": lambda: (step_chart(sw.simulation(planned())),),
+    "simulation": lambda: (step_chart(sw.simulation(plan())),),
     "schedule": lambda: (timeline_chart(play_actions(build_actions("zb-v", 4, 8))),),
     "sweep": lambda: (sweep_chart(sw.sweep(MODEL, CLUSTER, over="gpus=8,16", **JOB)),),
     "map": lambda: (sweep_chart(sw.sweep(MODEL, CLUSTER, over=("gpus=8,16", "seq_len=2048,4096"), **JOB)),),

@@ -27,7 +27,7 @@ from shardwise.values import InputError, parse_json_line
 from shardwise.values.errors import OutputError
 
 
-def predicted(label: str, step_s: float = 1.0, group: str = "") -> LedgerLine:
+def predicted_line(label: str, step_s: float = 1.0, group: str = "") -> LedgerLine:
     configuration = Configuration(settings={"name": label}, label=label, group=group, num_devices=8)
     return LedgerLine(
         fingerprint=configuration.fingerprint, state="predicted", configuration=configuration,
@@ -40,7 +40,7 @@ def attempt(first: LedgerLine, state: str, **fields: object) -> LedgerLine:
 
 
 def test_written_lines_are_read_back_unchanged(tmp_path: Path) -> None:
-    first = predicted("a")
+    first = predicted_line("a")
     lines = [
         SessionLine(written_at="2026-11-28T20:00:00.000Z", experiment={"steps": 10}, versions={}),
         first, attempt(first, "pending", prediction=first.prediction), attempt(first, "running", job="77", logs="l.runs/a"),
@@ -64,7 +64,7 @@ def test_every_state_is_read_back(state: str) -> None:
 
 
 def test_a_torn_last_line_is_ignored_and_then_removed(tmp_path: Path) -> None:
-    path, (first, second) = tmp_path / "ledger.jsonl", (predicted("a"), predicted("b"))
+    path, (first, second) = tmp_path / "ledger.jsonl", (predicted_line("a"), predicted_line("b"))
     with Ledger(path) as ledger:
         ledger.append(first)
     content = path.read_bytes()
@@ -91,7 +91,9 @@ def test_a_torn_last_line_is_ignored_and_then_removed(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_damaged_line_is_named_and_never_skipped(tmp_path: Path, damaged: str, problem: str) -> None:
     path = tmp_path / "ledger.jsonl"
-    path.write_text(f"{dump_line(predicted('a'))}\n{damaged}\n{dump_line(predicted('b'))}\n", encoding="utf-8")
+    path.write_text(
+        f"{dump_line(predicted_line('a'))}\n{damaged}\n{dump_line(predicted_line('b'))}\n", encoding="utf-8"
+    )
     with pytest.raises(InputError) as raised:
         read_ledger(path)
     assert problem in str(raised.value)
@@ -122,7 +124,7 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(tmp_path: Path) ->
         assert read_ledger(path).rows == {}  # a reader is not refused
         driver.send_signal(signal.SIGKILL)
     with Ledger(path) as ledger:
-        ledger.append(predicted("a"))
+        ledger.append(predicted_line("a"))
 
 
 def test_no_partial_line_remains_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +136,14 @@ def test_no_partial_line_remains_on_a_full_disk(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Ledger(path) as ledger:
-        ledger.append(predicted("a"))
+        ledger.append(predicted_line("a"))
         content = path.read_bytes()
         monkeypatch.setattr(os, "write", write_a_part)
         with pytest.raises(OutputError, match="No space left on device; the same command goes on"):
-            ledger.append(predicted("b"))
+            ledger.append(predicted_line("b"))
         monkeypatch.undo()
         assert path.read_bytes() == content
-        ledger.append(predicted("c"))
+        ledger.append(predicted_line("c"))
         assert [row.configuration.label for row in ledger.rows.values()] == ["a", "c"]
 
 
@@ -158,7 +160,8 @@ def test_the_fingerprint_depends_only_on_the_executed_settings() -> None:
 def test_a_summary_counts_states_costs_causes_and_intervals(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     fast, slow, over, lost, skipped, remaining = (
-        predicted(label, step_s, "g") for label, step_s in zip("abcdef", (1.0, 2.0, 1.5, 1.0, 9.0, 3.0), strict=True)
+        predicted_line(label, step_s, "g")
+        for label, step_s in zip("abcdef", (1.0, 2.0, 1.5, 1.0, 9.0, 3.0), strict=True)
     )
     ends = [
         attempt(fast, "done", seconds=3600.0, measurement=RunMeasurement(step_time_s=1.2)),

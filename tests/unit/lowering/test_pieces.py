@@ -23,7 +23,7 @@ def rings(phase: str, scheme: ShardingScheme) -> list[Ring]:
     return [ring for ring in runs if not ring.is_attention]
 
 
-def described(ring: Ring) -> tuple[CollectiveKind, tuple[str, ...], int]:
+def describe_ring(ring: Ring) -> tuple[CollectiveKind, tuple[str, ...], int]:
     (step,) = ring.collectives
     return step.collective.kind, (step.tensor.name,), len(ring.computes)
 
@@ -31,12 +31,12 @@ def described(ring: Ring) -> tuple[CollectiveKind, tuple[str, ...], int]:
 def test_a_block_has_two_gathers_and_two_scatters_forward_and_gathers_its_inputs_again() -> None:
     """Queries, keys and values read the same gathered input; so do gate and up."""
     scheme = scheme_of(STRUCTURE, 1, True, "none", async_tp=True)
-    forward = [described(ring) for ring in rings("forward", scheme)]
+    forward = [describe_ring(ring) for ring in rings("forward", scheme)]
     assert forward == [
         (GATHER, ("attention_norm.out",), 3), (SCATTER, ("attention_out",), 1),
         (GATHER, ("mlp_norm.out",), 2), (SCATTER, ("mlp_out",), 1),
     ]  # fmt: skip
-    backward = [described(ring) for ring in rings("backward", scheme)]
+    backward = [describe_ring(ring) for ring in rings("backward", scheme)]
     assert backward == [
         (GATHER, ("d.x_out",), 2), (SCATTER, ("d.mlp_norm.out",), 2), (GATHER, ("mlp_norm.out",), 2),
         (GATHER, ("d.x_mid",), 2), (SCATTER, ("d.attention_norm.out",), 3), (GATHER, ("attention_norm.out",), 3),

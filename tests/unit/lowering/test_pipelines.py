@@ -52,7 +52,7 @@ SCHEMES = [
 ]  # fmt: skip
 
 
-def staged(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[RankProgram]:
+def programs_by_rank(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[RankProgram]:
     """The program of each rank along `pp`."""
     shape = Layout(pp=pp, schedule=schedule, **SCHEDULES[schedule], **layout)
     program = RankProgram(architecture=MODELS[model], layout=shape, precision=PRECISIONS["fp32"], seq_len=16)
@@ -63,7 +63,7 @@ def staged(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[RankPr
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_stages_partition_the_models_parameters(model: str, schedule: str) -> None:
     """Each parameter once; twice with micro-batches from both ends, and where the first and the last stage share it."""
-    ranks = staged(model, schedule)
+    ranks = programs_by_rank(model, schedule)
     names = {parameter.name for parameter in list_parameters(MODELS[model], ranks[0].scheme)}
     num_copies = Counter(parameter.name for rank in ranks for parameter in rank.parameters)
     assert num_copies.keys() == names
@@ -80,7 +80,7 @@ def test_stages_partition_the_models_parameters(model: str, schedule: str) -> No
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_sent_message_is_received(schedule: str) -> None:
     """Sends and receives are equally many; each moves a hidden state of a micro-batch."""
-    issued = [count_collectives(rank, 8) for rank in staged("dense", schedule)]
+    issued = [count_collectives(rank, 8) for rank in programs_by_rank("dense", schedule)]
     sent, received = (
         Counter(
             {
@@ -108,14 +108,14 @@ def test_every_sent_message_is_received(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_loss_is_in_the_forward_pass_unless_the_backward_pass_follows_at_once(schedule: str) -> None:
-    turns = {rank.backward_follows_forward for rank in staged("dense", schedule)}
+    turns = {rank.backward_follows_forward for rank in programs_by_rank("dense", schedule)}
     assert turns == {schedule not in ("afab", "looped_bfs", "dualpipe")}
 
 
 def test_weights_of_the_head_are_gathered_again_where_its_backward_pass_does_not_follow() -> None:
     num_gathers = {}
     for schedule in ("1f1b", "afab"):
-        *_, last = staged("dense", schedule, fsdp=2, zero_stage=3)
+        *_, last = programs_by_rank("dense", schedule, fsdp=2, zero_stage=3)
         elements = 64 * 16  # of the head
         weights = [
             count

@@ -42,7 +42,7 @@ PLAIN = Architecture(
 )
 
 
-def patterned(pattern: tuple[str, ...], kinds: dict[str, dict[str, Any]], **fields: Any) -> Architecture:
+def model_with_pattern(pattern: tuple[str, ...], kinds: dict[str, dict[str, Any]], **fields: Any) -> Architecture:
     return dataclasses.replace(PLAIN, layer_pattern=pattern, layer_kinds=kinds, **fields)
 
 
@@ -54,7 +54,7 @@ def test_a_compressed_pattern_has_the_same_layers(layers: list[str]) -> None:
 
 
 def test_a_pattern_is_repeated_and_may_end_in_its_middle() -> None:
-    model = patterned(("window*2", "block"), {"window": {"sliding_window": 8}}, num_layers=8)
+    model = model_with_pattern(("window*2", "block"), {"window": {"sliding_window": 8}}, num_layers=8)
     assert model.layer_units == ("window", "window", "block") * 2 + ("window", "window")
     assert model.layer_counts == {"window": 6, "block": 2}
     assert [model.count_layers(begin, end)["window"] for begin, end in ((0, 2), (1, 4), (5, 5), (0, 8))] == [2, 2, 0, 6]
@@ -83,7 +83,7 @@ def test_parameters_are_counted_kind_by_kind() -> None:
         "attention": {**NO_EXPERTS, "feed_forward": "none", "num_kv_heads": 4},
         "mlp": {**NO_EXPERTS, "mixer": "none", "d_ff": 2 * F},
     }
-    model = patterned(
+    model = model_with_pattern(
         ("dense", "attention", "block", "mlp"),
         kinds,
         d_ff=M,
@@ -110,7 +110,7 @@ def test_flops_are_counted_kind_by_kind() -> None:
         "window": {"sliding_window": window, "num_heads": 4, "num_kv_heads": 1},
         "mlp": {"mixer": "none", "d_ff": 2 * F},
     }
-    model = patterned(("window", "block", "mlp"), kinds)
+    model = model_with_pattern(("window", "block", "mlp"), kinds)
     num_pairs = {"window": window * seq_len - window**2 / 2, "block": seq_len**2 / 2, "mlp": 0.0}
     heads, weights = (
         {"window": 4, "block": N, "mlp": 0},
@@ -181,11 +181,11 @@ def test_problems_of_patterns_are_named(
     pattern: tuple[str, ...], kinds: dict[str, dict[str, Any]], fields: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(problem)):
-        patterned(pattern, kinds, **fields)
+        model_with_pattern(pattern, kinds, **fields)
 
 
 def test_a_pattern_is_read_back_from_its_payload_and_plain_models_print_none() -> None:
-    model = patterned(("window", "block"), {"window": {"sliding_window": 8, "bias": ["qkv"]}})
+    model = model_with_pattern(("window", "block"), {"window": {"sliding_window": 8, "bias": ["qkv"]}})
     payload = to_json(model)
     assert payload["layer_kinds"] == {"window": {"sliding_window": 8, "bias": ["qkv"]}}
     read_back = parse_dataclass(Architecture, known_fields(Architecture, payload), "model")
@@ -212,7 +212,7 @@ def test_equality_of_frozen_fields_ignores_their_order() -> None:
 
 def test_adapters_freeze_kinds_without_adapters() -> None:
     """Only adapters are trained, so layers without their target matrices train nothing."""
-    model = patterned(
+    model = model_with_pattern(
         ("mlp", "block"), {"mlp": {"mixer": "none"}}, lora_rank=4, lora_targets=("q_proj",),
     )  # fmt: skip
     trained = {

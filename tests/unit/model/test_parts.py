@@ -99,7 +99,7 @@ def test_a_model_trains_with_the_flops_of_its_layers_and_heads(name: str) -> Non
     assert total == pytest.approx(parameters_and_flops.model_flops_per_token(model, seq_len) * seq_len, rel=1e-12)
 
 
-def contracted(program: Program, values: SymbolValues) -> float:
+def contraction_flops(program: Program, values: SymbolValues) -> float:
     products = replace(program, operations=tuple(o for o in program.operations if isinstance(o, Contract)))
     return float(parameters_and_flops.program_flops(products).evaluate(values))
 
@@ -114,7 +114,7 @@ def test_flops_of_products_equal_those_of_the_derived_passes(name: str) -> None:
     for unit, count in layers.items():
         program = build_unit_program(model, unit)
         transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program
-        derived += count * (contracted(program, values) + contracted(transposed, values))
+        derived += count * (contraction_flops(program, values) + contraction_flops(transposed, values))
     block = block_training_flops(model, 1, seq_len)
     assert model.num_layers * (block.mlp + block.projections) == pytest.approx(derived, rel=1e-12)
 

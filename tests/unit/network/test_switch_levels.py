@@ -97,7 +97,7 @@ def ring_messages(sizes: tuple[int, ...], num_bytes: float) -> Iterator[tuple[tu
         share *= sizes[level]
 
 
-def counted(sizes: tuple[int, ...], num_bytes: float, level: int) -> SwitchTraffic:
+def count_traffic(sizes: tuple[int, ...], num_bytes: float, level: int) -> SwitchTraffic:
     """Traffic of one unit of a level, counted message by message."""
     unit = (0,) * (len(sizes) - level - 1)
     inside = lambda device: device[level + 1 :] == unit  # noqa: E731
@@ -116,7 +116,7 @@ def counted(sizes: tuple[int, ...], num_bytes: float, level: int) -> SwitchTraff
 def test_traffic_of_rings_equals_a_count_of_their_messages(sizes: tuple[int, ...]) -> None:
     cuts = [Cut(size, 1) for size in sizes]
     for level in (level for level, size in enumerate(sizes) if size > 1):
-        gather, messages = switch_traffic("all_gather", 1200.0, cuts, level), counted(sizes, 1200.0, level)
+        gather, messages = switch_traffic("all_gather", 1200.0, cuts, level), count_traffic(sizes, 1200.0, level)
         for name in ("from_below", "to_below", "to_above", "from_above"):
             assert getattr(gather, name) == pytest.approx(getattr(messages, name))
 

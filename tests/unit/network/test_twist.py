@@ -40,7 +40,7 @@ def neighbours(shape: tuple[int, ...], place: tuple[int, ...]) -> list[tuple[int
     return links
 
 
-def walked(shape: tuple[int, ...]) -> tuple[dict[tuple[int, ...], int], list[float]]:
+def walk_graph(shape: tuple[int, ...]) -> tuple[dict[tuple[int, ...], int], list[float]]:
     """Breadth-first from one device: hops to each, and the load of each axis when all shortest ways carry the same.
 
     The load counts hops along the axis, over all targets: every edge's share of the shortest ways that use it.
@@ -69,7 +69,7 @@ def walked(shape: tuple[int, ...]) -> tuple[dict[tuple[int, ...], int], list[flo
 
 @pytest.mark.parametrize("shape", [*SHAPES, (4, 8)])
 def test_distances_equal_those_of_the_graph(shape: tuple[int, ...]) -> None:
-    far, _ = walked(shape)
+    far, _ = walk_graph(shape)
     distances, count = hop_distances(shape), math.prod(shape)
     assert len(far) == count
     assert distances.mean == pytest.approx(sum(far.values()) / count)
@@ -80,7 +80,7 @@ def test_distances_equal_those_of_the_graph(shape: tuple[int, ...]) -> None:
 def test_all_axes_carry_equal_loads(shape: tuple[int, ...]) -> None:
     """An equal part by each shortest vector loads every axis alike, so no way of sending can take less: the mean over 3 axes.
     Sharing by single edges instead comes close."""
-    distances, (_, load) = hop_distances(shape), walked(shape)
+    distances, (_, load) = hop_distances(shape), walk_graph(shape)
     assert distances.mean_hops == pytest.approx([distances.mean / 3] * 3)
     assert max(load) / math.prod(shape) == pytest.approx(distances.mean / 3, rel=0.12)
 

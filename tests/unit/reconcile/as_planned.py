@@ -16,13 +16,13 @@ AXES = {"tp": ("tp_kv",), "control": ("dp",)}  # of an axis group its atomic axi
 NS = 1e9
 
 
-def simulated(plan: Plan) -> SimulatedStep:
+def simulate_plan(plan: Plan) -> SimulatedStep:
     return simulate(plan.problem, plan.layout).step
 
 
 def as_planned(plan: Plan, num_ranks: int = 2, axis: str = "tp_kv") -> list[RankTrace]:
     """A trace of each rank of a group over an axis; of one stage, so that all do the same."""
-    simulation = simulated(plan)
+    simulation = simulate_plan(plan)
     events = tuple(_events(simulation))
     end = round(simulation.step_time_s * NS)
     coordinates = ({"pp": 0, "dp": 0, "fsdp": 0, "tp_kv": 0} | {axis: rank} for rank in range(num_ranks))
@@ -43,7 +43,7 @@ def _events(step: SimulatedStep) -> Iterator[TraceEvent]:
             kind=PASS, name=action, stream=PASSES, start_ns=round(start * NS), end_ns=round(end * NS),
             phase=slot[0].kind, action=action,
         )  # fmt: skip
-        yield from _played(timeline, start, action, numbers)
+        yield from _timeline_events(timeline, start, action, numbers)
     now = step.clock.ends[0][-1]
     for event in step.trailing[0]:  # for which the update waits
         if event.end > now:
@@ -53,10 +53,10 @@ def _events(step: SimulatedStep) -> Iterator[TraceEvent]:
                 role=event.transfer.role, axes=axes, number=numbers[axes] - 1,
             )  # fmt: skip
             now = event.end
-    yield from _played(step.updates[0], step.passes_s, "", numbers)
+    yield from _timeline_events(step.updates[0], step.passes_s, "", numbers)
 
 
-def _played(
+def _timeline_events(
     timeline: StreamTimeline, start: float, action: str, numbers: Counter[tuple[str, ...]]
 ) -> Iterator[TraceEvent]:
     now, collectives = 0.0, {}

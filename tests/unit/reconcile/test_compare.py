@@ -111,7 +111,7 @@ def inspection_of(plan: Plan, **changes: Any) -> RunInspection:
 RECIPE = TrainingRecipe(steps=12)
 
 
-def reconciled(plan: Plan = PLAN, counted: tuple[StepRecord, ...] = (), **changes: Any) -> Reconciliation:
+def reconcile_run(plan: Plan = PLAN, counted: tuple[StepRecord, ...] = (), **changes: Any) -> Reconciliation:
     steps = counted or records(plan)
     inspection = inspection_of(plan, **changes)
     return reconcile(
@@ -123,7 +123,7 @@ def reconciled(plan: Plan = PLAN, counted: tuple[StepRecord, ...] = (), **change
 
 
 def test_a_run_that_equals_its_plan_has_no_attribution() -> None:
-    reconciliation = reconciled()
+    reconciliation = reconcile_run()
     assert reconciliation.time.measured_s == pytest.approx(PLAN.estimate.step_time_s)
     assert reconciliation.time.within is True
     assert reconciliation.attribution is None
@@ -140,7 +140,7 @@ def test_a_run_that_equals_its_plan_has_no_attribution() -> None:
 def test_the_error_is_attributed_to_the_term_that_differs(name: str) -> None:
     predicted = PLAN.estimate.time[name]
     factor = 1 + 2 * PLAN.estimate.step_time_s / predicted
-    reconciliation = reconciled(counted=records(PLAN, {name: factor}))
+    reconciliation = reconcile_run(counted=records(PLAN, {name: factor}))
     assert reconciliation.attribution is not None
     assert reconciliation.attribution.term.name == name
     assert reconciliation.attribution.ratio == pytest.approx(factor)
@@ -150,7 +150,7 @@ def test_the_error_is_attributed_to_the_term_that_differs(name: str) -> None:
 
 
 def test_a_shorter_step_is_attributed_to_a_term_that_is_faster() -> None:
-    reconciliation = reconciled(counted=records(PLAN, {"backward": 0.5, "optimizer": 1.2}))
+    reconciliation = reconcile_run(counted=records(PLAN, {"backward": 0.5, "optimizer": 1.2}))
     assert reconciliation.attribution is not None
     assert reconciliation.attribution.term.name == "backward"
     assert reconciliation.attribution.part > 1.0  # the optimizer makes up for some of it
@@ -174,7 +174,7 @@ def test_no_error_is_attributed_to_a_term_that_compensates_it() -> None:
 
 def test_an_error_can_be_attributed_to_time_outside_of_all_terms() -> None:
     other_s = 0.5 * PLAN.estimate.step_time_s
-    reconciliation = reconciled(counted=records(PLAN, other_s=other_s))
+    reconciliation = reconcile_run(counted=records(PLAN, other_s=other_s))
     assert reconciliation.time.rest_share == pytest.approx(1 / 3, abs=0.005)
     assert reconciliation.attribution is not None
     assert (
@@ -205,7 +205,7 @@ def test_measured_terms_add_up_to_the_measured_step() -> None:
         slow = ("forward", "fsdp", "data")[number % 3]
         seconds = {**record.seconds, slow: record.seconds[slow] + 0.5 * record.step_time_s}
         steps.append(replace(record, seconds=seconds, step_time_s=1.52 * record.step_time_s))
-    reconciliation = reconciled(counted=tuple(steps))
+    reconciliation = reconcile_run(counted=tuple(steps))
     medians = sum(median(step.seconds[term.name] for step in steps) for term in reconciliation.time.terms)
     assert medians < 0.8 * reconciliation.time.measured_s
     assert sum(term.measured_s for term in reconciliation.time.terms) == pytest.approx(
@@ -222,7 +222,7 @@ def test_measured_terms_add_up_to_the_measured_step() -> None:
 
 
 def test_a_difference_within_rounding_is_printed_as_zero() -> None:
-    reconciliation = reconciled()
+    reconciliation = reconcile_run()
     step_s = reconciliation.time.measured_s
 
     def line(difference_s: float) -> str:
@@ -255,11 +255,11 @@ def test_a_term_depends_on_the_constants_that_change_it() -> None:
 
 def test_a_bound_has_no_verdict() -> None:
     plan = plan_of(stack=None)
-    assert reconciled(plan).time.within is None
+    assert reconcile_run(plan).time.within is None
 
 
 def test_the_error_of_a_noisy_machine_is_attributed_to_no_term() -> None:
-    reconciliation = reconciled(
+    reconciliation = reconcile_run(
         counted=records(PLAN, {"forward": 3.0}), before={"products": 1e-3, "memory": 1e-3},
         after={"products": 1.14e-3, "memory": 0.95e-3},
     )  # fmt: skip
@@ -280,14 +280,14 @@ def test_the_error_of_a_noisy_machine_is_attributed_to_no_term() -> None:
     ],
 )
 def test_another_machine_is_the_first_remark(device: str, machine: str, is_other: bool) -> None:
-    reconciliation = reconciled(device=device, machine=machine, after={"products": 2.0, "memory": 2.0})
+    reconciliation = reconcile_run(device=device, machine=machine, after={"products": 2.0, "memory": 2.0})
     assert reconciliation.remarks[0].startswith("the plan is priced for h100") is is_other
     assert len(reconciliation.remarks) == 1 + is_other
 
 
 def test_remarks_name_another_loss_and_an_unfinished_run() -> None:
     plan = replace(PLAN, job=replace(JOB, loss="unfused"))
-    unended, loss = reconciled(plan, after={}).remarks
+    unended, loss = reconcile_run(plan, after={}).remarks
     assert "has not ended" in unended
     assert "--set job.loss=in_place" in loss
 
@@ -362,10 +362,10 @@ def test_bytes_of_rows_depend_on_the_router() -> None:
 
 def test_a_payload_has_every_field_of_its_schema() -> None:
     plan = plan_of()
-    payload = json.loads(json.dumps(to_json(ReconciliationRecord.of(reconciled(plan)))))
+    payload = json.loads(json.dumps(to_json(ReconciliationRecord.of(reconcile_run(plan)))))
     require_valid(payload)
-    assert require_payload_numbers(reconciled(plan)) > 50
-    memory = reconciled(plan).memory
+    assert require_payload_numbers(reconcile_run(plan)) > 50
+    memory = reconcile_run(plan).memory
     assert payload["memory"]["runtime"] == memory.runtime
     assert [memory_term["name"] for memory_term in payload["memory"]["terms"]] == [
         memory_term.name for memory_term in memory.terms

@@ -28,7 +28,7 @@ TERMS = {"parameters": 30e9, "logits": 14e9, "runtime": 1.5e9}
 
 
 @pytest.fixture(scope="module")
-def judged() -> tuple[EvaluatedRun, ...]:
+def evaluated_runs() -> tuple[EvaluatedRun, ...]:
     return predict_rows(published_rows())
 
 
@@ -40,28 +40,32 @@ def judged() -> tuple[EvaluatedRun, ...]:
     ],
 )  # fmt: skip
 def test_errors_of_peaks_stay_below_thresholds(
-    judged: tuple[EvaluatedRun, ...], stratum: str, value: str, mean: float, p90: float
+    evaluated_runs: tuple[EvaluatedRun, ...], stratum: str, value: str, mean: float, p90: float
 ) -> None:
-    errors = memory_error_tables(judged)[stratum][value]
+    errors = memory_error_tables(evaluated_runs)[stratum][value]
     assert errors.mean <= mean
     assert errors.p90 <= p90
 
 
-def test_peaks_of_dense_models_by_allocated_bytes_are_within_a_hundredth(judged: tuple[EvaluatedRun, ...]) -> None:
+def test_peaks_of_dense_models_by_allocated_bytes_are_within_a_hundredth(
+    evaluated_runs: tuple[EvaluatedRun, ...],
+) -> None:
     """SimuMax's runs of Llama, at four splits of two widths: only the loss's bytes per logit are fitted to these runs."""
     errors = [
-        run.memory_error for run in judged if run.row.family == "simumax-b200" and "llama" in run.row.cell("model")
+        run.memory_error
+        for run in evaluated_runs
+        if run.row.family == "simumax-b200" and "llama" in run.row.cell("model")
     ]
     assert len(errors) == 24
     assert max(abs(error or 0.0) for error in errors) < 0.01
 
 
-def test_almost_every_completed_run_fits_by_its_prediction(judged: tuple[EvaluatedRun, ...]) -> None:
-    stated, over, far = count_refuted_fits(judged)
+def test_almost_every_completed_run_fits_by_its_prediction(evaluated_runs: tuple[EvaluatedRun, ...]) -> None:
+    stated, over, far = count_refuted_fits(evaluated_runs)
     assert stated >= 536
     assert over <= 8  # MaxText on TPU v6e, whose recompute policies are priced too large
     assert far <= 6
-    scored = [run for run in judged if run.scored and run.prediction]
+    scored = [run for run in evaluated_runs if run.scored and run.prediction]
     assert {
         run.row.cell("chip") for run in scored if run.prediction and run.prediction.estimate.verdict == "does not fit"
     } == {"TPU-v6e"}
@@ -71,10 +75,10 @@ def test_almost_every_completed_run_fits_by_its_prediction(judged: tuple[Evaluat
 
 
 def test_a_twentieth_of_the_peaks_exceeds_predictions_by_more_than_the_tight_margin(
-    judged: tuple[EvaluatedRun, ...],
+    evaluated_runs: tuple[EvaluatedRun, ...],
 ) -> None:
     """The source of `TIGHT_MARGIN`."""
-    errors = sorted(run.memory_error for run in judged if run.scored and run.memory_error is not None)
+    errors = sorted(run.memory_error for run in evaluated_runs if run.scored and run.memory_error is not None)
     assert len(errors) == 159
     assert -TIGHT_MARGIN < errors[len(errors) // 20] < -0.8 * TIGHT_MARGIN
 

@@ -39,22 +39,22 @@ def plan_of(kind: str = "tp", **more: object) -> Plan:
 PLAN = plan_of()
 
 
-def traced(traces: list[RankTrace], plan: Plan = PLAN) -> TraceAnalysis:
+def analyse(traces: list[RankTrace], plan: Plan = PLAN) -> TraceAnalysis:
     return TraceAnalysis(plan, align_clocks(traces), RunFolder(Path("runs/a")))
 
 
-def worst(analysis: TraceAnalysis) -> StepDifference:
+def largest_difference(analysis: TraceAnalysis) -> StepDifference:
     return analysis.differences[0]
 
 
-def of_kind(analysis: TraceAnalysis, kind: str) -> Bottleneck:
+def bottleneck_of_kind(analysis: TraceAnalysis, kind: str) -> Bottleneck:
     return next(bottleneck for bottleneck in analysis.bottlenecks if bottleneck.kind == kind)
 
 
 @pytest.mark.parametrize("plan", [PLAN, plan_of("fsdp")], ids=["tp", "fsdp"])
 def test_ranks_that_follow_the_plan_have_no_differences(plan: Plan) -> None:
     axis = "tp_kv" if plan.layout.tp > 1 else "fsdp"
-    analysis = traced(as_planned(plan, axis=axis), plan)
+    analysis = analyse(as_planned(plan, axis=axis), plan)
     step_s = analysis.planned.step_time_s
     assert max(abs(difference.difference_s) for difference in analysis.differences) < 1e-4 * step_s
     assert {bottleneck.kind for bottleneck in analysis.bottlenecks} <= {"exposed", "update"}
@@ -63,26 +63,26 @@ def test_ranks_that_follow_the_plan_have_no_differences(plan: Plan) -> None:
 
 def test_differences_add_up_to_the_difference_of_the_step() -> None:
     first, second = as_planned(PLAN)
-    analysis = traced([slowed(first, is_kernel(QUERIES), 3.0), slowed(second, is_kernel("contract gate"), 2.0)])
+    analysis = analyse([slowed(first, is_kernel(QUERIES), 3.0), slowed(second, is_kernel("contract gate"), 2.0)])
     mean = sum(rank.seconds for rank in analysis.step.ranks) / 2
     total_s = sum(difference.difference_s for difference in analysis.differences)
     assert total_s == pytest.approx(mean - analysis.planned.step_time_s, rel=1e-6)
 
 
 def test_a_kernel_slower_on_all_ranks_is_slower_than_its_roofline() -> None:
-    analysis = traced([slowed(trace, is_kernel(QUERIES), 3.0) for trace in as_planned(PLAN)])
-    difference = worst(analysis)
+    analysis = analyse([slowed(trace, is_kernel(QUERIES), 3.0) for trace in as_planned(PLAN)])
+    difference = largest_difference(analysis)
     assert (difference.kind, difference.name, difference.where) == ("kernel", QUERIES, "block forward")
     assert difference.measured_s == pytest.approx(3 * difference.expected_s, rel=1e-4)
     assert difference.cause == "kernel slower than its roofline"
-    assert of_kind(analysis, "kernels").what.count(QUERIES) == 1
+    assert bottleneck_of_kind(analysis, "kernels").what.count(QUERIES) == 1
 
 
 def test_a_kernel_whose_thread_has_no_core_suffers_contention() -> None:
-    analysis = traced([slowed(trace, is_kernel(QUERIES), 3.0, on_core=0.4) for trace in as_planned(PLAN)])
-    assert worst(analysis).cause == "contention"
-    assert "a core for 40% of the time" in worst(analysis).why
-    assert "fewer ranks" in of_kind(analysis, "kernels").advice
+    analysis = analyse([slowed(trace, is_kernel(QUERIES), 3.0, on_core=0.4) for trace in as_planned(PLAN)])
+    assert largest_difference(analysis).cause == "contention"
+    assert "a core for 40% of the time" in largest_difference(analysis).why
+    assert "fewer ranks" in bottleneck_of_kind(analysis, "kernels").advice
 
 
 def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
@@ -97,8 +97,8 @@ def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
             more = max(shifted[event.axes, event.number].end_ns - event.end_ns - later, 0)
         events.append(replace(event, start_ns=event.start_ns + later, end_ns=event.end_ns + later + more))
         later += more
-    analysis = traced([replace(first, events=tuple(events), step_ns=first.step_ns + later), slow])
-    straggler = of_kind(analysis, "straggler")
+    analysis = analyse([replace(first, events=tuple(events), step_ns=first.step_ns + later), slow])
+    straggler = bottleneck_of_kind(analysis, "straggler")
     assert straggler.rank == 1
     assert QUERIES in straggler.advice
     late = next(difference for difference in analysis.differences if difference.kind == "late")
@@ -124,8 +124,8 @@ def test_exposed_traffic_has_a_cause(exposed_s: float, moving_s: float, cause: s
 
 
 def test_less_tensor_parallelism_is_the_remedy_for_its_exposed_traffic() -> None:
-    analysis = traced(as_planned(PLAN))
-    exposed = of_kind(analysis, "exposed")
+    analysis = analyse(as_planned(PLAN))
+    exposed = bottleneck_of_kind(analysis, "exposed")
     assert "tp" in exposed.what
     assert exposed.remedy is not None
     assert exposed.remedy.saves_s > 0
@@ -135,7 +135,7 @@ def test_less_tensor_parallelism_is_the_remedy_for_its_exposed_traffic() -> None
 
 
 def test_a_remedys_layout_has_the_payload_of_a_plans_layout() -> None:
-    analysis = traced(as_planned(PLAN))
+    analysis = analyse(as_planned(PLAN))
     with_bottlenecks = replace(analysis, lists_bottlenecks=True)
     payload = to_json(TraceRecord.of(with_bottlenecks))
     require_valid(payload)

@@ -11,7 +11,7 @@ from shardwise.pipeline.messages import StageMessage, count_messages, order_mess
 from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions
 
 
-def replayed(actions: ActionList) -> int:
+def replay(actions: ActionList) -> int:
     """Run a list with blocking receives and ordered channels; return the number of received messages."""
     steps = [deque(rank) for rank in order_messages(actions)]
     channels: dict[tuple[int, int], deque[StageMessage]] = {}
@@ -49,7 +49,7 @@ def replayed(actions: ActionList) -> int:
 def test_every_send_meets_its_receive(name: str, p: int) -> None:
     actions = build_actions(name, 1 if name == "none" else p, 12)
     boundaries = sum(actions.crosses_ranks())
-    assert replayed(actions) == sum(count_messages(actions).values()) == 2 * boundaries * 12
+    assert replay(actions) == sum(count_messages(actions).values()) == 2 * boundaries * 12
 
 
 def test_interleaving_sends_once_per_boundary_of_virtual_stages() -> None:

@@ -11,7 +11,7 @@ from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.pipeline.uneven_stage_costs import EQUAL_THIRDS, NO_UNEVEN_BUBBLE, uneven_bubble, uneven_in_flight
 
 
-def played(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:
+def play_makespan(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:
     """The makespan in micro-batches of the fullest rank."""
     fullest = max(sum(sizes[rank::p]) for rank in range(p))
     seconds = tuple(size / fullest / 3 for size in sizes)
@@ -33,14 +33,14 @@ def test_the_linear_model_equals_the_played_list(schedule: str, limit: float, se
     for times, tolerance in ((2, 1e-9), (4, 1e-9), (8, limit)):
         m = times * p
         line = m + get_schedule(schedule).bubble_s(p, v, m, EQUAL_THIRDS) + bubble.fixed + bubble.per_micro_batch * m
-        assert line == pytest.approx(played(schedule, sizes, p, m), rel=tolerance)
+        assert line == pytest.approx(play_makespan(schedule, sizes, p, m), rel=tolerance)
 
 
 def test_uneven_stages_of_llama_3_405b_on_16_ranks() -> None:
     """With 7 virtual stages of one or two layers a step of 128 micro-batches is 11% longer than its slowest rank computes, with 8
     of one layer each 1.5%: all ranks are played, with the embedding and the head."""
     seven = (1, *[2] * 16, *[1] * 95)
-    assert played("interleaved", seven, 16, 128) / 128 == pytest.approx(1.11, abs=0.005)
+    assert play_makespan("interleaved", seven, 16, 128) / 128 == pytest.approx(1.11, abs=0.005)
     line = 128 + 15 / 7 + uneven_bubble("interleaved", seven, 16).for_micro_batches(128)
     assert line / 128 == pytest.approx(1.11, abs=0.03)
     assert uneven_bubble("interleaved", (0, *[1] * 126, 0), 16) == NO_UNEVEN_BUBBLE
@@ -56,7 +56,7 @@ def test_even_virtual_stages_add_nothing(layers: tuple[int, ...], p: int) -> Non
 
 def test_a_sample_of_many_ranks_is_played() -> None:
     sizes = (1, *[2] * 32, *[1] * 63)
-    bubble, makespan = uneven_bubble("interleaved", sizes, 32), played("interleaved", sizes, 32, 128)
+    bubble, makespan = uneven_bubble("interleaved", sizes, 32), play_makespan("interleaved", sizes, 32, 128)
     assert 128 + 31 / 3 + bubble.for_micro_batches(128) == pytest.approx(makespan, rel=0.05)
 
 

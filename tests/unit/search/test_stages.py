@@ -111,12 +111,12 @@ def test_layers_are_not_balanced_without_a_pipeline_or_with_virtual_stages(text:
     assert balance_stages(Pricing(Problem(DENSE, cluster(2), JOB), layout), EVERYTHING) is layout
 
 
-def planned(**pins: Any) -> Any:
+def plan_with_stages(**pins: Any) -> Any:
     return make_plan(Problem(DENSE, cluster(8), JOB), choices=Choices().with_pins({"pp": 4, "tp": 2, **pins}, {}))
 
 
 def test_a_plan_balances_its_stages_unless_pinned() -> None:
-    balanced_plan, even = planned(num_virtual_stages=1), planned(num_virtual_stages=1, stages="even")
+    balanced_plan, even = plan_with_stages(num_virtual_stages=1), plan_with_stages(num_virtual_stages=1, stages="even")
     assert balanced_plan.layout.layers_per_stage is not None
     assert even.layout.layers_per_stage is None
     assert balanced_plan.estimate.step_time_s < even.estimate.step_time_s
@@ -136,6 +136,6 @@ def test_a_search_has_equal_virtual_stages() -> None:
 
 
 def test_the_estimate_of_a_plan_equals_a_separate_estimate() -> None:
-    plan = planned(num_virtual_stages=1)
+    plan = plan_with_stages(num_virtual_stages=1)
     separate = estimate(Problem(plan.model, plan.cluster, plan.job), plan.layout)
     assert separate == plan.estimate

@@ -35,7 +35,7 @@ def work_of(model: str, layout: str, sequences: float = SEQS, *, prompts: float 
     return work.work(sequences, Routing(), prompts=prompts)
 
 
-def sent(work: PassWork) -> dict[tuple[str, int], tuple[float, float]]:
+def sent_by_kind(work: PassWork) -> dict[tuple[str, int], tuple[float, float]]:
     """Return the count of collectives and the elements that a device sends, by kind and number of devices."""
     sums: dict[tuple[str, int], tuple[float, float]] = {}
     for c in work.collectives:
@@ -50,7 +50,7 @@ def test_tokens_are_sent_to_k_experts_and_back(copies: int) -> None:
     """58 layers with 256 experts of which 8 are chosen, at width 7168: k rows of each token leave a device and return, except
     those of local experts. Gathers move the tokens of all copies instead."""
     gathered, exchanged = (
-        sent(work_of("deepseek-v3", f"attention_dp={copies} ep={copies} dispatch={form}"))[("exchange", copies)]
+        sent_by_kind(work_of("deepseek-v3", f"attention_dp={copies} ep={copies} dispatch={form}"))[("exchange", copies)]
         for form in ("all_gather", "all_to_all")
     )
     remote_share = (copies - 1) / copies
@@ -60,7 +60,7 @@ def test_tokens_are_sent_to_k_experts_and_back(copies: int) -> None:
 
 
 def test_devices_of_a_copy_send_their_part_of_its_tokens() -> None:
-    exchanged = sent(work_of("deepseek-v3", "tp=4 ep=4 dispatch=all_to_all"))
+    exchanged = sent_by_kind(work_of("deepseek-v3", "tp=4 ep=4 dispatch=all_to_all"))
     # Rows to experts and back of a quarter of the tokens; a gather brings each token to all of tp again, and one its logits.
     rows = 58 * 2 * SEQS / 4 * 8 * 7168 * 3 / 4
     tokens = 58 * SEQS * 7168 * 3 / 4
@@ -94,7 +94,7 @@ def test_sequences_are_shared_beyond_the_key_value_heads(model: str, tp: int, kv
     assert shared.cache_elements[0] == pytest.approx(copies.cache_elements[0] / group, rel=1e-12)
     assert shared.decode_flops[0] == pytest.approx(copies.decode_flops[0], rel=1e-12)
     payload = SEQS * 64 * 128 / tp
-    assert sent(shared)[("exchange", group)] == pytest.approx(
+    assert sent_by_kind(shared)[("exchange", group)] == pytest.approx(
         (2 * 80, 80 * 2 * payload * (group - 1) / group), rel=1e-12
     )
     cache_elements = [request_elements(architecture, table_of(text), 1000.0)[0] for text in (f"tp={tp}", layout)]
@@ -132,9 +132,9 @@ def test_2d_weight_stationary_reduces_along_both_axes() -> None:
     )  # gate and up; queries; one kv head
     norms = (2 * 80) * reduced(SEQS, x) + reduced(SEQS, x)  # sums of squares, the last of them before the head
     logits = reduced(SEQS * 128256 / y, x)
-    assert sent(work)[("all_reduce", x)][1] == pytest.approx(over_x + norms + logits, rel=1e-9)
+    assert sent_by_kind(work)[("all_reduce", x)][1] == pytest.approx(over_x + norms + logits, rel=1e-9)
     over_y = (2 * 80 + 1) * reduced(SEQS * width / x, y)  # attention, MLP, and the embedding
-    assert sent(work)[("all_reduce", y)][1] == pytest.approx(over_y, rel=1e-12)
+    assert sent_by_kind(work)[("all_reduce", y)][1] == pytest.approx(over_y, rel=1e-12)
 
 
 ENGINE_LAYOUTS: Mapping[str, Mapping[str, str | None]] = {
