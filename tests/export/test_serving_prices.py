@@ -176,3 +176,20 @@ def test_the_verb_reads_a_line_for_a_cluster_of_either_spelling(capsys):
     assert (payload["schema"], payload["workload"]["rate_per_s"]) == ("shardwise.serving-launch/1", 1.0)
     assert main(["serve", "read", LINE, "h100:4"]) == 0
     assert "--tensor-parallel-size 4" in capsys.readouterr().out
+
+
+def test_a_launch_that_does_not_fit_is_answered_with_those_that_do():
+    """70B in 16 bits on two devices: room comes with a larger share of memory, or with weights in 8 bits."""
+    line = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2 --gpu-memory-utilization 0.85"
+    priced = sw.serve_read(line, "h100:2")
+    assert priced.verdict == "does not fit"
+    assert {item.changes for item in priced.faster} >= {"limits", "formats"}
+    for item in priced.faster:
+        problem = replace(
+            priced.estimate.problem, formats=item.formats,
+            batch_limits=replace(item.batch_limits, memory_fraction=item.batch_limits.memory_fraction or 0.92),
+        )  # fmt: skip
+        assert estimate_serving(problem, item.layout).verdict == "fits"
+    text = render_text(report_of(priced))
+    assert "what fits on the same devices" in text
+    assert "TPOT" not in text.split("what fits on the same devices")[0]

@@ -15,6 +15,7 @@ from .inference_pass import PassForm as PassForm
 from .inference_pass import PassUnit as PassUnit
 from .inference_pass import SequenceGroup as SequenceGroup
 from .inference_pass import instance_degrees as instance_degrees
+from .legality import default_serving_layout as default_serving_layout
 from .legality import draft_problems as draft_problems
 from .legality import require_legal_serving_layout as require_legal_serving_layout
 from .legality import serving_layout_problems as serving_layout_problems

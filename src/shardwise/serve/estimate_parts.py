@@ -12,7 +12,9 @@ from shardwise.serve.pass_work import Column
 from shardwise.serve.serving_estimate import Prediction, ServingMemory, ServingVerdict
 from shardwise.serve.steady_state import INTERVAL_DEVIATIONS, PassPricer, prompt_seconds
 
-MEMORY_MARGIN = 0.03  # a cache within this share of what is required is neither said to fit nor not to
+# Share of weights, activations and context within which a model is neither said to fit nor not to: each of them is within 1% of
+# eight start-up reports (`memory`).
+MEMORY_MARGIN = 0.01
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -55,17 +57,18 @@ def _sorted(seconds: dict[str, float]) -> dict[str, float]:
 
 def memory_of_row(memory: MemoryColumns) -> ServingMemory:
     """Return the memory of a table's first row, with the verdict on one request."""
-    batch, required = first(memory.largest_batch), 1.0
-    verdict: ServingVerdict = "fits"
-    if batch < required * (1 + MEMORY_MARGIN):
-        verdict = "does not fit" if batch < required * (1 - MEMORY_MARGIN) else "not known"
     parts = memory.parts
+    doubt_bytes = MEMORY_MARGIN * first(parts.fixed_bytes)
+    free_bytes = first(memory.spare_bytes - parts.request_bytes)
+    verdict: ServingVerdict = "fits"
+    if free_bytes < doubt_bytes:
+        verdict = "does not fit" if free_bytes < -doubt_bytes else "not known"
     return ServingMemory(
         capacity_bytes=first(parts.capacity_bytes), usable_bytes=first(memory.usable_bytes),
         weight_bytes=first(parts.weight_bytes), activation_bytes=first(parts.activation_bytes),
         runtime_bytes=first(parts.runtime_bytes), cache_bytes=first(memory.cache_bytes),
         cache_bytes_per_token=first(parts.token_bytes), cache_tokens=int(first(memory.cache_tokens)),
-        largest_batch=int(batch), verdict=verdict, rule=memory.rule,
+        largest_batch=int(first(memory.largest_batch)), lacking_bytes=max(-free_bytes, 0.0), verdict=verdict, rule=memory.rule,
     )  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from shardwise.layout.rules.recurrence_rules import describe_split_parts
 from shardwise.layout.sharding_scheme import shared_kv_heads
 from shardwise.model import Architecture
 from shardwise.model.carried_tensors import describe_carried_tensors, has_carried_tensors
 from shardwise.serve.formats import ServingFormats
 from shardwise.serve.serving_layout import ServingLayout
 from shardwise.values import raise_problems
+from shardwise.values.errors import join_words
 
 # A block of scales is never split: vLLM (fp8.py) and SGLang require parts that are multiples of it.
 SCALE_BLOCKS: Mapping[str, int] = {"fp8_block": 128}
@@ -21,17 +23,37 @@ def serving_layout_problems(
 ) -> list[str]:
     """Return a sentence for each rule that a layout of a model breaks.
 
-    Query heads, and the widths of MLPs and experts, are split evenly; fewer key-value heads than devices are kept in copies, of
-    the same number each. Experts are split evenly over `ep`. Parts of matrices hold whole blocks of scales.
+    Query heads, groups of heads of a recurrence, and the widths of MLPs and experts, are split evenly; fewer key-value heads
+    than devices are kept in copies, of the same number each. Experts are split evenly over `ep`. Parts of matrices hold whole
+    blocks of scales.
 
     >>> import shardwise as sw
     >>> serving_layout_problems(sw.load_model("llama-3-8b"), ServingLayout(tp=3))[0]
     'layout: tp is 3; a divisor of the 32 query heads is required (the nearest are 2 and 4)'
     """
+    if problems := list(_cache_problems(architecture)):
+        return problems  # whatever the layout
     problems = [*_general_problems(architecture, layout)]
     for layer in architecture.layer_architectures.values():
-        problems += [*_attention_problems(layer, layout), *_width_problems(layer, layout, formats or ServingFormats())]
+        problems += [*_attention_problems(layer, layout), *_recurrence_problems(layer, layout)]
+        problems += _width_problems(layer, layout, formats or ServingFormats())
     return list(dict.fromkeys(problems))
+
+
+def default_serving_layout(architecture: Architecture, num_devices: int, formats: ServingFormats) -> ServingLayout:
+    """Return tensor parallelism over devices, with the experts split from each other where their matrices cannot be split.
+
+    >>> import shardwise as sw
+    >>> from shardwise.serve import published_formats
+    >>> [default_serving_layout(model, 8, published_formats(model)) for model in map(sw.load_model, ("glm-5", "minimax-m2.5"))]
+    [ServingLayout.parse('tp=8'), ServingLayout.parse('tp=8 ep=8')]
+    """
+    plain = ServingLayout(tp=num_devices)
+    by_expert = ServingLayout(tp=num_devices, ep=num_devices)
+    problems, by_expert_problems = (
+        serving_layout_problems(architecture, layout, formats) for layout in (plain, by_expert)
+    )
+    return by_expert if problems and not by_expert_problems else plain
 
 
 def require_legal_serving_layout(architecture: Architecture, layout: ServingLayout, formats: ServingFormats) -> None:
@@ -54,12 +76,21 @@ def draft_problems(
         )
 
 
-def _general_problems(architecture: Architecture, layout: ServingLayout) -> Iterator[str]:
-    if any(layer.shared_keys for layer in architecture.layer_architectures.values()):
-        yield (
-            f"model: {architecture.name} attends to one head of keys and to compressed keys, whose cache is not known here; "
-            "another model is required"
+def _cache_problems(architecture: Architecture) -> Iterator[str]:
+    """Yield what a model keeps for a sequence that no program of inference has: one head of keys, and compressed keys."""
+    layers = [layer for layer in architecture.layer_architectures.values() if layer.shared_keys]
+    if layers:
+        windows = sorted({layer.compress_window for layer in layers if layer.compress_window})
+        compressed = (
+            f", and keys that stand for {join_words([str(n) for n in windows], 'and')} tokens each" if windows else ""
         )
+        yield (
+            f"model: {architecture.name} caches one head of keys, which are its values too{compressed}; no program of inference "
+            "has such a cache here, so another model is required (trainings of it are planned: `shardwise plan`)"
+        )
+
+
+def _general_problems(architecture: Architecture, layout: ServingLayout) -> Iterator[str]:
     if layout.pp > 1 and has_carried_tensors(architecture):
         yield (
             f"layout: pp is {layout.pp}; {architecture.name} has {describe_carried_tensors(architecture)}, which no stage "
@@ -118,6 +149,17 @@ def _attention_problems(layer: Architecture, layout: ServingLayout) -> Iterator[
         yield f"layout: tp is {layout.tp}; a divisor or a multiple of the {kv_heads} key-value heads is required"
 
 
+def _recurrence_problems(layer: Architecture, layout: ServingLayout) -> Iterator[str]:
+    """Yield what cannot be split of a recurrence. Groups of Mamba-2 are not copied: vLLM 0.32.0 (mamba_mixer2.py) and SGLang
+    0.5.23 (mamba.py) require that tp divides them, unless all heads share one, which every device then has."""
+    if layer.recurrence is None:
+        return
+    num_parts = layer.recurrence.dims["L"]
+    if num_parts % layout.tp:
+        parts = describe_split_parts(layer.recurrence)
+        yield f"layout: tp is {layout.tp}; a divisor of {parts} is required{_nearest(layout.tp, num_parts)}"
+
+
 def _width_problems(layer: Architecture, layout: ServingLayout, formats: ServingFormats) -> Iterator[str]:
     if layer.feed_forward == "none":
         return
@@ -126,13 +168,16 @@ def _width_problems(layer: Architecture, layout: ServingLayout, formats: Serving
         widths = [("tp", layout.tp, layer.d_ff, "MLP's", formats.weights)]
     for degree_name, degree, width, owner, weight_format in widths:
         block = SCALE_BLOCKS.get(weight_format, 1)
+        splits = ""
+        if layer.num_experts and not layer.num_experts % (layout.ep * degree):
+            splits = f", or experts that are split from each other: ep={layout.ep * degree}"
         if width % degree:
             nearest = _nearest(degree, width)
-            yield f"layout: {degree_name} is {degree}; a divisor of the {owner} width {width} is required{nearest}"
+            yield f"layout: {degree_name} is {degree}; a divisor of the {owner} width {width} is required{nearest}{splits}"
         elif (width // degree) % block:
             yield (
                 f"layout: {degree_name} is {degree}; parts of the {owner} width {width} that are multiples of {block} are "
-                f"required, which is the block of {weight_format}'s scales{_nearest(degree, width // block)}"
+                f"required, which is the block of {weight_format}'s scales{_nearest(degree, width // block)}{splits}"
             )
 
 

@@ -50,6 +50,11 @@ class MemoryParts:
     request_bytes: Floats
     token_bytes: Floats
 
+    @property
+    def fixed_bytes(self) -> Floats:
+        """Bytes of all but the cache."""
+        return self.weight_bytes + self.activation_bytes + self.runtime_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryColumns:
@@ -57,8 +62,13 @@ class MemoryColumns:
 
     parts: MemoryParts
     usable_bytes: Floats
-    cache_bytes: Floats
+    spare_bytes: Floats  # for the cache; below zero: lacking
     rule: str
+
+    @property
+    def cache_bytes(self) -> Floats:
+        """Bytes of the cache."""
+        return np.maximum(self.spare_bytes, 0.0)
 
     @property
     def cache_tokens(self) -> Floats:
@@ -77,12 +87,12 @@ def size_memory(
     """Return the memory of each row: what an engine's rule leaves for the cache, and the requests of the workload in it."""
     fraction = limits.memory_fraction or engine.memory_fraction
     parts = size_parts(problem, engine, rates, table, limits)
-    cache = cache_bytes(engine.memory_rule, fraction, parts)
+    spare = spare_bytes(engine.memory_rule, fraction, parts)
     usable = fraction * parts.capacity_bytes
     if engine.memory_rule == "of free":
-        usable = cache + parts.weight_bytes + parts.activation_bytes + parts.runtime_bytes
+        usable = np.maximum(spare, 0.0) + parts.fixed_bytes
     rule = f"{engine.title}: {RULES[engine.memory_rule].format(fraction=fraction)}"
-    return MemoryColumns(parts=parts, usable_bytes=usable, cache_bytes=cache, rule=rule)
+    return MemoryColumns(parts=parts, usable_bytes=usable, spare_bytes=spare, rule=rule)
 
 
 def size_parts(
@@ -110,14 +120,20 @@ def size_parts(
 
 def cache_bytes(memory_rule: MemoryRule, fraction: float, parts: MemoryParts) -> Floats:
     """Return the bytes of the cache by an engine's rule."""
-    fixed = parts.weight_bytes + parts.activation_bytes + parts.runtime_bytes
+    return np.maximum(spare_bytes(memory_rule, fraction, parts), 0.0)
+
+
+def spare_bytes(memory_rule: MemoryRule, fraction: float, parts: MemoryParts) -> Floats:
+    """Return the bytes that an engine's rule leaves for the cache, below zero where the rest takes more."""
     if memory_rule == "of total":
-        cache = fraction * parts.capacity_bytes - fixed
-    elif memory_rule == "of free":
-        cache = fraction * (parts.capacity_bytes - fixed)
-    else:  # activations and graphs have what the static fraction leaves
-        cache = np.minimum(fraction * parts.capacity_bytes - parts.weight_bytes, parts.capacity_bytes - fixed)
-    return np.maximum(cache, 0.0)
+        return fraction * parts.capacity_bytes - parts.fixed_bytes
+    if memory_rule == "of free":
+        return fraction * (parts.capacity_bytes - parts.fixed_bytes)
+    # Activations and graphs have what the static fraction leaves.
+    spare: Floats = np.minimum(
+        fraction * parts.capacity_bytes - parts.weight_bytes, parts.capacity_bytes - parts.fixed_bytes
+    )
+    return spare
 
 
 def weight_bytes(

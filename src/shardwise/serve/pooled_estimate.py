@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.serve.pooled_layout import PooledLayout
-from shardwise.serve.serving_estimate import Prediction, ServingMemory
+from shardwise.serve.serving_estimate import Prediction, ServingMemory, ServingVerdict
 from shardwise.serve.serving_problem import ServingProblem
 from shardwise.serve.workload import LatencyLimits
 
@@ -55,6 +55,13 @@ class PooledEstimate:
     joules_per_output_token: Prediction | None
     is_measured: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> ServingVerdict:
+        """Whether a request fits in the memory of both pools."""
+        verdicts = {self.prefill.memory.verdict, self.decode.memory.verdict}
+        ranked: tuple[ServingVerdict, ...] = ("does not fit", "not known", "fits")
+        return next(verdict for verdict in ranked if verdict in verdicts)
 
     @property
     def request_s(self) -> float:

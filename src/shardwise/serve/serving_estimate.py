@@ -34,7 +34,8 @@ class ServingMemory:
 
     `usable_bytes` is what the engine's rule lets it use of `capacity_bytes`; weights, activations of the largest pass and
     `runtime_bytes` (context, captured graphs, communication buffers) come off it, and the rest is `cache_bytes`.
-    `cache_tokens` are those of one copy of attention; `largest_batch` is how many requests of the workload they hold.
+    `cache_tokens` are those of one copy of attention; `largest_batch` is how many requests of the workload they hold, and
+    `lacking_bytes` what is missing for one. The verdict is "not known" where the error of the parts decides.
     """
 
     capacity_bytes: float
@@ -46,6 +47,7 @@ class ServingMemory:
     cache_bytes_per_token: float
     cache_tokens: int
     largest_batch: int
+    lacking_bytes: float
     verdict: ServingVerdict
     rule: str
 
@@ -85,6 +87,11 @@ class ServingEstimate:
     joules_per_output_token: Prediction | None
     is_measured: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> ServingVerdict:
+        """Whether a request fits in memory."""
+        return self.memory.verdict
 
     @property
     def request_s(self) -> float:

@@ -14,6 +14,7 @@ from shardwise.interop.serving.read_serving import ReadServing
 from shardwise.interop.serving.serving_launch import ServingLaunch
 from shardwise.serve import (
     BatchLimits,
+    PooledEstimate,
     Prediction,
     ServingEstimate,
     ServingFormats,
@@ -50,8 +51,8 @@ def list_faster_launches(reading: ReadServing, estimate: ServingEstimate) -> Seq
     """Return changes that answer a request sooner under the same load on as many devices, by what changes, the soonest first:
     layouts, one limit, formats of published checkpoints and of the cache, and the best of each together.
 
-    Only launches that the engine runs and that fit are listed. Nothing is listed where an option changes the memory without being
-    priced.
+    Only launches that the engine runs and that fit are listed; where the launch itself does not fit, all that do. Nothing is
+    listed where an option changes the memory without being priced.
     """
     if not reading.memory_is_known:
         return ()
@@ -91,7 +92,7 @@ def _price(
             priced = estimate_serving(problem, candidate.layout)
         except InputError:
             continue  # the cluster, or the engine that is priced, does not have it
-        if priced.memory.verdict == "fits" and priced.request_s < (1 - LEAST_GAIN) * estimate.request_s:
+        if priced.verdict == "fits" and priced.request_s < longest_request_s(estimate):
             faster.append((priced, candidate))
     faster.sort(key=lambda pair: pair[0].request_s)
     return [
@@ -103,6 +104,11 @@ def _price(
         )
         for priced, candidate in faster[: MAX_LISTED[kind]]
     ]  # fmt: skip
+
+
+def longest_request_s(estimate: ServingEstimate | PooledEstimate) -> float:
+    """Return the seconds of a request below which a change is listed: where a launch does not fit, any that does is."""
+    return math.inf if estimate.verdict == "does not fit" else (1 - LEAST_GAIN) * estimate.request_s
 
 
 def _combine(launch: ServingLaunch, faster: FasterServingLaunch, kind: str) -> ServingLaunch:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from shardwise.hardware import Chip
 from shardwise.interop.serving.faster_launches import (
-    LEAST_GAIN,
+    longest_request_s,
     option_changes,
     other_formats,
     other_layouts,
@@ -148,7 +148,7 @@ def _price(
         for candidate in candidates
         if candidate != before and (changed := _estimate(reading, estimate, candidate)) is not None
     ]
-    faster = [pair for pair in priced if pair[0].request_s < (1 - LEAST_GAIN) * estimate.request_s]
+    faster = [pair for pair in priced if pair[0].request_s < longest_request_s(estimate)]
     faster.sort(key=lambda pair: pair[0].request_s)
     return [
         (_describe(reading, kind, candidate, changed), candidate) for changed, candidate in faster[: MAX_LISTED[kind]]
@@ -167,8 +167,7 @@ def _estimate(reading: ReadPools, estimate: PooledEstimate, launches: PoolLaunch
         changed = estimate_pools(problem, launches.layout, decode_limits)
     except InputError:
         return None  # the cluster, or the engine that is priced, does not have it
-    fits = changed.prefill.memory.verdict == changed.decode.memory.verdict == "fits"
-    return changed if fits else None
+    return changed if changed.verdict == "fits" else None
 
 
 def _describe(reading: ReadPools, kind: str, launches: PoolLaunches, changed: PooledEstimate) -> FasterPools:

@@ -87,7 +87,7 @@ def price_pools(reading: ReadPools, cluster: Cluster | None, workload: Workload 
     unknown = [f"{name}: {memory_reason(pool)}" for name, pool in reading.pools.items() if not pool.memory_is_known]
     return PricedPools(
         reading=reading, cluster=cluster, workload=load, estimate=estimate, reason="; ".join(unknown),
-        verdict="not known" if unknown else _worst_verdict(estimate), notes=() if workload else (NO_LOAD_NOTE,),
+        verdict="not known" if unknown else estimate.verdict, notes=() if workload else (NO_LOAD_NOTE,),
         faster=tuple(list_faster_pools(reading, estimate)),
     )  # fmt: skip
 
@@ -106,12 +106,6 @@ def _pair_reason(reading: ReadPools) -> str:
         )
     problems = list(reading.engine.pools.rules(prefill, decode)) if reading.engine.pools else []
     return "; ".join(problems)
-
-
-def _worst_verdict(estimate: PooledEstimate) -> ServingVerdict:
-    verdicts = {estimate.prefill.memory.verdict, estimate.decode.memory.verdict}
-    ranked: tuple[ServingVerdict, ...] = ("does not fit", "not known", "fits")
-    return next(verdict for verdict in ranked if verdict in verdicts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def price_serving(reading: ReadServing, cluster: Cluster | None, workload: Workl
         batch_limits=reading.engine.limits_with_fraction(launch.batch_limits),
     )  # fmt: skip
     estimate = estimate_serving(problem, launch.layout)
-    verdict: ServingVerdict = estimate.memory.verdict if reading.memory_is_known else "not known"
+    verdict: ServingVerdict = estimate.verdict if reading.memory_is_known else "not known"
     return PricedServing(
         reading=reading, cluster=cluster, workload=load, estimate=estimate, verdict=verdict,
         reason="" if reading.memory_is_known else memory_reason(reading), notes=tuple(notes),

@@ -211,6 +211,21 @@ def _context_rules(launch: ServingLaunch) -> Iterator[str]:
         )
 
 
+def _recurrence_rules(launch: ServingLaunch) -> Iterator[str]:
+    """Yield what Mamba-2 requires of quantised weights. Source: layers/attention/mamba/mamba.py, MambaMixer2: groups that heads
+    share on several devices are loaded from 16 bits alone."""
+    tp, layers = launch.layout.tp, launch.architecture.layer_architectures.values() if launch.architecture else ()
+    shares_group = any(
+        layer.recurrence is not None and layer.recurrence.kind == "mamba2" and not layer.recurrence.structure.has_groups
+        for layer in layers
+    )
+    if tp > 1 and shares_group and launch.formats.attention_format.name != "bf16":
+        yield (
+            f"layout: tp is {tp} with Mamba-2 in {launch.formats.attention_format.name}, whose heads share one group; tp=1 is "
+            "required by SGLang, or weights in bf16"
+        )
+
+
 def _node_options(num_nodes: int) -> list[str]:
     """Return the words that the script on each of several nodes adds."""
     return [f"--nnodes {num_nodes}", '--node-rank "$NODE_RANK"', f'--dist-init-addr "$HEAD_NODE:{INIT_PORT}"']
@@ -237,7 +252,8 @@ ENGINE = Engine(
     name="sglang", title="SGLang", version="0.5.23", source="https://github.com/sgl-project/sglang, sglang/srt/server_args.py",
     options_file="sglang", program=("python3", "-m", "sglang.launch_server", "--model-path"),
     image="lmsysorg/sglang:v0.5.23", port=30000, to_options=_to_options, from_options=_from_options,
-    rules=(model_rules, _context_rules), syntax=FlagSyntax(suffixes=COUNT_SUFFIXES["sglang"]), config_flag="--config",
+    rules=(model_rules, _context_rules, _recurrence_rules), syntax=FlagSyntax(suffixes=COUNT_SUFFIXES["sglang"]),
+    config_flag="--config",
     starts_copies=lambda launch: True, node_options=_node_options, node_script=_node_script,
     node_prefix=lambda num_nodes, devices: "", group_words=_group_words, has_manifest=lambda num_nodes: True,
     vendors=("NVIDIA", "AMD"), server_options={"host": "0.0.0.0", "port": 30000},

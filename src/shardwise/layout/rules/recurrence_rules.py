@@ -25,7 +25,12 @@ def _recurrences(architecture: Architecture) -> tuple[RecurrentMixer, ...]:
     return tuple(dict.fromkeys(mixer for mixer in mixers if mixer is not None))
 
 
-def _describe_parts(mixer: RecurrentMixer) -> str:
+def describe_split_parts(mixer: RecurrentMixer) -> str:
+    """Return what tensor parallelism splits of a recurrence, with their number.
+
+    >>> describe_split_parts(RecurrentMixer(kind="mamba2", num_heads=32, num_groups=2, key_dim=256, head_dim=128, conv_width=4))
+    'the 2 groups of heads of mamba2'
+    """
     part = SPLIT_PARTS.get(mixer.kind) or ("groups of heads" if mixer.structure.has_groups else "heads")
     part = f"groups of {part}" if mixer.kind == "mamba1" and mixer.structure.has_groups else part
     return f"the {mixer.dims['L']} {part} of {mixer.kind}"
@@ -41,7 +46,7 @@ def _tp_divides_recurrences(c: RuleContext) -> Value:
 def _explain_tp(c: RuleContext) -> str:
     mixers = _recurrences(c.model)
     legal = (n for n in range(1, mixers[0].dims["L"] + 1) if all(mixer.dims["L"] % n == 0 for mixer in mixers))
-    parts = " and ".join(_describe_parts(mixer) for mixer in mixers)
+    parts = " and ".join(describe_split_parts(mixer) for mixer in mixers)
     return (
         f"tp = {c['tp']} does not split {parts} evenly, and a state's rows and columns are not split; tp may be one of "
         f"{', '.join(map(str, legal))}"

@@ -12,7 +12,7 @@ from shardwise.values import format_seconds, format_usd, pluralize
 
 if TYPE_CHECKING:
     from shardwise.search.serving.serving_plan import ServingPlan, ServingPoint
-    from shardwise.serve import BatchLimits, Prediction, ServingEstimate, ServingProblem
+    from shardwise.serve import BatchLimits, Prediction, ServingEstimate, ServingMemory, ServingProblem
 
 MAX_POINTS = 12  # of a front in the report; --json has all
 VERDICT_TONES = {"fits": "good", "does not fit": "bad", "not known": "note"}
@@ -74,6 +74,10 @@ def _summary(estimate: ServingEstimate, path: str) -> Iterator[Block]:
     """Yield the headline figures of an estimate."""
     layout, memory = estimate.layout, estimate.memory
     yield f"  layout     {layout} ({pluralize(layout.replicas, 'replica')} of {pluralize(layout.devices_per_replica, 'device')})"
+    if memory.lacking_bytes:
+        yield from lacking_memory(memory, f"{path}memory.")
+        yield from (f"  note: {note}" for note in estimate.notes)
+        return
     yield Line(("  TTFT       ", predicted_time(estimate.ttft_s, f"{path}ttft_s")))
     speed = f", {1 / estimate.tpot_s.value:,.0f} tokens/s for each user"
     yield Line(("  TPOT       ", predicted_time(estimate.tpot_s, f"{path}tpot_s"), speed))
@@ -115,6 +119,26 @@ def _summary(estimate: ServingEstimate, path: str) -> Iterator[Block]:
             )
         )  # fmt: skip
     yield from (f"  note: {note}" for note in estimate.notes)
+
+
+def lacking_memory(memory: ServingMemory, path: str) -> Iterator[Block]:
+    """Yield what memory lacks for one request, and what would give it; latencies are left out, as nothing runs in it."""
+    doubt = "" if memory.verdict == "does not fit" else ", which is within the error of the parts"
+    yield Line(
+        (
+            "  memory     ", num_bytes(memory.weight_bytes, f"{path}weight_bytes"), " of weights, ",
+            num_bytes(memory.activation_bytes, f"{path}activation_bytes"), " of the largest pass, ",
+            num_bytes(memory.usable_bytes, f"{path}usable_bytes"), " for all of a device (",
+            Status(memory.verdict, VERDICT_TONES[memory.verdict]), ")",  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
+    yield Line(
+        (
+            "             ", num_bytes(memory.lacking_bytes, f"{path}lacking_bytes"),
+            f" more are required for one such request{doubt}: more devices, weights of fewer bits, fewer requests at once, or a "
+            "larger share of memory",
+        )
+    )  # fmt: skip
 
 
 def _detail_sections(estimate: ServingEstimate, path: str) -> Iterator[Section]:

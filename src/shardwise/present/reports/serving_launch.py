@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.interop.serving.price_serving import ServingField, list_fields
 from shardwise.present.rendering.numbers import count, num_bytes, significant
 from shardwise.present.rendering.report import Block, Line, Number, Report, Section, Status, Table
+from shardwise.present.reports.serving import lacking_memory
 from shardwise.present.reports.serving_pools import pooled_sections, pooled_summary
 from shardwise.values import format_seconds, format_usd, pluralize
 
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
     from shardwise.interop.serving.price_pools import PricedPools
     from shardwise.interop.serving.price_serving import PricedServing
     from shardwise.interop.serving.read_serving import ReadServing
-    from shardwise.serve import PooledEstimate, Prediction, ServingEstimate
-
-FASTER_TITLE = "what would be faster on the same devices"
+    from shardwise.serve import PooledEstimate, Prediction, ServingEstimate, ServingVerdict
 
 
 def serving_launch_report(priced: PricedServing) -> Report:
@@ -31,7 +30,7 @@ def serving_launch_report(priced: PricedServing) -> Report:
         Section([_field_table(priced.fields)], title=title),
         Section(list(_remarks(reading, priced.notes)), title="beside the price"),
         Section(list(_price(priced)), title="what it costs"),
-        *([Section(list(_faster(priced)), title=FASTER_TITLE)] if priced.estimate else []),
+        *([Section(list(_faster(priced)), title=_changes_title(priced.verdict))] if priced.estimate else []),
         *(unread if reading.unread else []),
     ]
 
@@ -59,7 +58,8 @@ def pooled_launch_report(priced: PricedPools) -> Report:
     if priced.reason:
         lines.append(Status(f"  whether it fits is not known: {priced.reason}", "note"))
     return [
-        *sections, Section(lines, title="what it costs"), Section(list(_faster_pools(priced)), title=FASTER_TITLE),
+        *sections, Section(lines, title="what it costs"),
+        Section(list(_faster_pools(priced)), title=_changes_title(priced.verdict)),
         *pooled_sections(estimate, "price."),
     ]  # fmt: skip
 
@@ -97,6 +97,10 @@ def _faster_pools(priced: PricedPools) -> Iterator[Block]:
         yield _faster_line("; ".join(filter(None, parts)), item, index, priced.estimate)
 
 
+def _changes_title(verdict: ServingVerdict) -> str:
+    return f"what {'fits' if verdict == 'does not fit' else 'would be faster'} on the same devices"
+
+
 def _nothing_faster(memory_is_known: bool) -> str:
     return "  nothing of what was priced" if memory_is_known else "  not known, as the memory is not"
 
@@ -116,8 +120,9 @@ def _faster_line(
     """Return what a change gives, beside what the launch does."""
     path = f"faster.{index}.request_s"
     request = Number(format_seconds(item.request_s), item.request_s, "s", path, None, "prediction")
-    before = format_seconds(estimate.request_s) if estimate else ""
-    return Line((f"  {options}: a request in ", request, f" for {before}, TPOT {format_seconds(item.tpot_s.value)}"))
+    is_compared = estimate is not None and estimate.verdict != "does not fit"
+    before = f" for {format_seconds(estimate.request_s)}" if estimate is not None and is_compared else ""
+    return Line((f"  {options}: a request in ", request, f"{before}, TPOT {format_seconds(item.tpot_s.value)}"))
 
 
 def _remarks(reading: ReadServing, notes: Sequence[str]) -> Iterator[Block]:
@@ -137,6 +142,10 @@ def _price(priced: PricedServing) -> Iterator[Block]:
     load = f"{priced.estimate.concurrency:,.0f} requests in the system" if priced.estimate else ""
     workload = estimate.problem.workload
     yield f"  on {estimate.problem.cluster.name}, {load}, {workload.isl:,} tokens in and {workload.osl:,} out"
+    if estimate.memory.lacking_bytes and priced.reading.memory_is_known:
+        yield from lacking_memory(estimate.memory, "price.memory.")
+        yield from (f"  note: {note}" for note in estimate.notes)
+        return
     for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
         prediction: Prediction = getattr(estimate, name)
         number = Number(

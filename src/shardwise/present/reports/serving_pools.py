@@ -10,6 +10,7 @@ from shardwise.present.rendering.report import Block, Line, Report, Section, Sta
 from shardwise.present.reports.plan import term_table
 from shardwise.present.reports.serving import (
     VERDICT_TONES,
+    lacking_memory,
     predicted_amount,
     predicted_dollars,
     predicted_rate,
@@ -31,6 +32,9 @@ def pooled_estimate_report(estimate: PooledEstimate) -> Report:
 def pooled_summary(estimate: PooledEstimate, path: str) -> Iterator[Block]:
     """Yield the headline figures of two pools; `path` is where they are in the payload."""
     layout = estimate.layout
+    if estimate.prefill.memory.lacking_bytes or estimate.decode.memory.lacking_bytes:
+        yield from _lacking_pools(estimate, path)
+        return
     yield Line(("  TTFT       ", predicted_time(estimate.ttft_s, f"{path}ttft_s")))
     yield Line(("  TPOT       ", predicted_time(estimate.tpot_s, f"{path}tpot_s")))
     yield Line(
@@ -71,6 +75,16 @@ def pooled_summary(estimate: PooledEstimate, path: str) -> Iterator[Block]:
         )  # fmt: skip
         energy = predicted_amount(joules, f"{path}joules_per_output_token", "J")
         yield Line(("             ", energy, " of both per output token"))
+    yield from (f"  note: {note}" for note in estimate.notes)
+
+
+def _lacking_pools(estimate: PooledEstimate, path: str) -> Iterator[Block]:
+    """Yield the pools that lack memory for one request; latencies are left out, as nothing runs in them."""
+    for name, part in estimate.layout.pools.items():
+        memory = getattr(estimate, name).memory
+        if memory.lacking_bytes:
+            yield f"  {name:10} {part}"
+            yield from lacking_memory(memory, f"{path}{name}.memory.")
     yield from (f"  note: {note}" for note in estimate.notes)
 
 

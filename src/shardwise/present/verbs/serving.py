@@ -267,7 +267,7 @@ def serve_estimate(
         Argument(
             flag="--layout", group=ENGINE, metavar="TEXT", parse=str,
             help='such as "tp=8", "tp=1 attention_dp=8 ep=8 replicas=2", or of pools "prefill: tp=4; decode: tp=8 replicas=2" '
-            "(default: tp over the whole cluster)",
+            "(default: tp over the whole cluster, and experts over ep where tp does not split theirs)",
         ),
     ] = None,
     concurrency: Annotated[
@@ -278,7 +278,7 @@ def serve_estimate(
 ) -> ServingEstimate | PooledEstimate:  # fmt: skip
     """Return what one layout gives under a workload: latencies, throughput, memory, what bounds a pass.
 
-    Without a layout it is tensor parallelism over the whole cluster; a layout of pools parts prefill and decode.
+    Without a layout it is `serve.default_serving_layout` of the whole cluster; a layout of pools parts prefill and decode.
     Raises `InputError` with all that is wrong.
 
     >>> import shardwise as sw
@@ -294,7 +294,7 @@ def serve_estimate(
     requests = None if concurrency is None else parse_quantity(concurrency, label=argument_label("concurrency"))
     problem = question.problem(concurrency=requests, rate_per_s=question.rate_per_s)
     if layout is None:
-        layout = ServingLayout(tp=question.cluster.num_devices)
+        layout = serve.default_serving_layout(question.architecture, question.cluster.num_devices, question.formats)
     elif isinstance(layout, str):
         layout = serve.parse_any_layout(layout, argument_label("layout"))
     if isinstance(layout, PooledLayout):
