@@ -1,4 +1,4 @@
-"""Statistics by stratum, weights of duplicates, measured columns, and files that are no such CSV."""
+"""Statistics by stratum, weights of duplicates, measured columns, and invalid files."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def rows(tmp_path: Path, *lines: str) -> tuple[RunRow, ...]:
 
 
 def test_statistics_are_weighted() -> None:
-    found = error_statistics([(-0.1, 1.0), (0.3, 0.5), (0.3, 0.5), (-0.5, 2.0)])
-    assert (found.num_rows, found.weight, found.worst) == (4, 4.0, 0.5)
-    assert found.mean == pytest.approx((0.1 + 0.3 + 1.0) / 4)
-    assert found.bias == pytest.approx((-0.1 + 0.3 - 1.0) / 4)
-    assert (found.median, found.p90) == (0.3, 0.5)
+    statistics = error_statistics([(-0.1, 1.0), (0.3, 0.5), (0.3, 0.5), (-0.5, 2.0)])
+    assert (statistics.num_rows, statistics.weight, statistics.worst) == (4, 4.0, 0.5)
+    assert statistics.mean == pytest.approx((0.1 + 0.3 + 1.0) / 4)
+    assert statistics.bias == pytest.approx((-0.1 + 0.3 - 1.0) / 4)
+    assert (statistics.median, statistics.p90) == (0.3, 0.5)
 
 
-def test_duplicates_share_one_weight_and_quality_decides_what_counts(tmp_path: Path) -> None:
+def test_duplicates_share_a_weight_and_only_good_quality_counts(tmp_path: Path) -> None:
     runs = [(1, "A", "g"), (2, "A-", "g"), (3, "A", "h"), (4, "B", "i"), (5, "C", "j"), ("", "A", "k")]
     lines = (f"r{i},a,{RUN},{seconds},,{quality},{group}" for i, (seconds, quality, group) in enumerate(runs))
-    found = predict_rows(rows(tmp_path, *lines))
-    assert [one.weight for one in found[:3]] == [0.5, 0.5, 1.0]
-    tables = error_tables(found)
+    evaluated = predict_rows(rows(tmp_path, *lines))
+    assert [run.weight for run in evaluated[:3]] == [0.5, 0.5, 1.0]
+    tables = error_tables(evaluated)
     assert tables["overall"]["all"].num_rows == 3
     assert tables["overall"]["all"].weight == 2.0
     assert tables["quality"].keys() == {"A", "A-"}
     assert tables.keys() == STRATA.keys()
-    predicted = found[0].prediction.estimate.step_time_s if found[0].prediction else 0.0
+    predicted = evaluated[0].prediction.estimate.step_time_s if evaluated[0].prediction else 0.0
     errors = [predicted / seconds - 1 for seconds in (1, 2, 3)]
     assert tables["overall"]["all"].bias == pytest.approx((errors[0] / 2 + errors[1] / 2 + errors[2]) / 2)
 
@@ -67,20 +67,20 @@ def test_measured_time_comes_from_the_time_or_the_tokens(tmp_path: Path) -> None
 
 
 def test_memory_is_compared_in_decimal_gigabytes() -> None:
-    found = {row.id: row for row in published_rows()}
-    assert found["simumax-b200-001"].peak_memory_gb == pytest.approx(44.7 * 2**30 / 1e9, rel=1e-6)
-    assert found["bigscience-bloom-a100-020"].peak_memory_gb == 69.0
+    rows_by_id = {row.id: row for row in published_rows()}
+    assert rows_by_id["simumax-b200-001"].peak_memory_gb == pytest.approx(44.7 * 2**30 / 1e9, rel=1e-6)
+    assert rows_by_id["bigscience-bloom-a100-020"].peak_memory_gb == 69.0
 
 
 def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
-    found = predict_rows(published_rows())
-    assert len(found) == 1059
-    assert all((one.prediction is None) != (one.skipped is None) for one in found)
-    assert len({one.row.id for one in found}) == 1059
-    assert all(one.row.source for one in found)
-    kinds = count_skipped(found)
-    assert sum(count for count, _ in kinds.values()) == sum(one.prediction is None for one in found)
-    families = {one.row.family for one in found if one.prediction}
+    evaluated = predict_rows(published_rows())
+    assert len(evaluated) == 1059
+    assert all((run.prediction is None) != (run.skipped is None) for run in evaluated)
+    assert len({run.row.id for run in evaluated}) == 1059
+    assert all(run.row.source for run in evaluated)
+    kinds = count_skipped(evaluated)
+    assert sum(count for count, _ in kinds.values()) == sum(run.prediction is None for run in evaluated)
+    families = {run.row.family for run in evaluated if run.prediction}
     assert {
         "mosaicml-mpt",
         "bigscience-bloom-a100",
@@ -89,13 +89,13 @@ def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
         "maxtext-tpu-v5e",
         "torchtitan",
     } <= families
-    ten = list(largest_errors(found, 10))
-    assert len({one.row.dup_group for one in ten}) == 10
-    assert all(guess_error_cause(one) for one in found if one.prediction and one.error is not None)
+    largest = list(largest_errors(evaluated, 10))
+    assert len({run.row.dup_group for run in largest}) == 10
+    assert all(guess_error_cause(run) for run in evaluated if run.prediction and run.error is not None)
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "message"),
     [
         (b"", "0 of the columns"),
         (b"name,value\n1,2\n", "0 of the columns"),
@@ -104,10 +104,10 @@ def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
     ],
     ids=["empty", "other columns", "binary", "a field without end"],
 )  # fmt: skip
-def test_files_that_are_no_such_csv(tmp_path: Path, content: bytes, found: str) -> None:
+def test_files_that_are_not_run_tables_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "rows.csv"
     file.write_bytes(content)
-    with pytest.raises(InputError, match=found):
+    with pytest.raises(InputError, match=message):
         read_rows(str(file))
 
 
@@ -121,16 +121,16 @@ def test_rows_may_be_short_long_blank_or_in_another_order(tmp_path: Path) -> Non
     file.write_text(
         "chip,unknown,layers,model,id\nH100,,8\n,,,,\nH100,x,8,llama,last,more,cells\n", encoding="utf-8-sig"
     )
-    found = predict_rows(read_rows(str(file)))
-    assert [one.row.id for one in found] == ["row 1", "row 2", "last"]
-    assert all(one.skipped is not None for one in found)
-    assert error_tables(found)["overall"] == {}
+    evaluated = predict_rows(read_rows(str(file)))
+    assert [run.row.id for run in evaluated] == ["row 1", "row 2", "last"]
+    assert all(run.skipped is not None for run in evaluated)
+    assert error_tables(evaluated)["overall"] == {}
 
 
 def test_no_cell_can_break_a_row() -> None:
-    """Cells of published rows swapped for each other's and for nonsense: a prediction or a reason, never another error."""
+    """Cells of published rows are swapped with other rows and nonsense: each row gets a prediction or a reason."""
     draw = random.Random(0)
-    known = [row for row in published_rows() if row.family != "simumax-b200"]
+    sound_rows = [row for row in published_rows() if row.family != "simumax-b200"]
     odd = [
         "0",
         "1",
@@ -149,10 +149,10 @@ def test_no_cell_can_break_a_row() -> None:
     ]
     changed = []
     for number in range(400):
-        cells = dict(draw.choice(known).inputs)
+        cells = dict(draw.choice(sound_rows).inputs)
         for column in draw.sample(INPUT_COLUMNS, 3):
-            cells[column] = draw.choice(odd) if draw.random() < 0.6 else draw.choice(known).cell(column)
+            cells[column] = draw.choice(odd) if draw.random() < 0.6 else draw.choice(sound_rows).cell(column)
         changed.append(RunRow(id=str(number), family="", source="", quality="", dup_group=str(number),
-                           inputs=tuple(cells.items()), measured=known[0].measured))  # fmt: skip
-    for one in predict_rows(changed):
-        assert (one.prediction is None) != (one.skipped is None)
+                           inputs=tuple(cells.items()), measured=sound_rows[0].measured))  # fmt: skip
+    for run in predict_rows(changed):
+        assert (run.prediction is None) != (run.skipped is None)

@@ -1,4 +1,4 @@
-"""Constants from measurements: a fit finds what made them, runs are left out in groups, layouts are ranked."""
+"""Constants from measurements: a fit recovers the constants of synthetic times, folds leave out groups, layouts are ranked."""
 
 from __future__ import annotations
 
@@ -23,72 +23,72 @@ ROWS = {row.id: row for row in published_rows()}
 
 
 def observation(name: str, **constants: float) -> Observation:
-    """A run that took as long as it would at other constants."""
+    """A run with the step time predicted at other constants."""
     case = read_case(RowCells(dict(ROWS[name].inputs)))
     plain = run_observation(case, 1.0)
-    at = {**constant_values(plain.chip, plain.stack), **constants}
-    return run_observation(case, float(step_time_function(case)(at)))
+    constants_of_run = {**constant_values(plain.chip, plain.stack), **constants}
+    return run_observation(case, float(step_time_function(case)(constants_of_run)))
 
 
 @pytest.mark.parametrize(
     "name", ["dgxc-h100-137", "bigscience-bloom-a100-020", "simumax-b200-001", "maxtext-tpu-v5p-015"]
 )
-def test_a_response_at_the_shipped_constants_is_the_estimate(name: str) -> None:
+def test_the_response_at_the_shipped_constants_equals_the_estimate(name: str) -> None:
     case = read_case(RowCells(dict(ROWS[name].inputs)))
     cluster = with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
-    found = step_time_function(case)(constant_values(case.cluster.chip.name, case.software.stack))
-    assert found == pytest.approx(
+    step_time_s = step_time_function(case)(constant_values(case.cluster.chip.name, case.software.stack))
+    assert step_time_s == pytest.approx(
         estimate(Problem(case.architecture, cluster, case.job), case.layout).step_time_s, rel=1e-12
     )
 
 
-def test_a_fit_finds_the_constants_that_made_the_times() -> None:
-    """Two constants were moved; runs of one stack with long and short sequences, on one node and many, tell them apart."""
+def test_a_fit_recovers_the_constants_of_synthetic_times() -> None:
+    """Two constants were moved; runs of one stack with long and short sequences, on one node and many, separate them."""
     names = [row.id for row in ROWS.values() if row.family == "mosaicml-mpt" and "A100" in row.cell("chip")][:60:3]
-    made = [observation(name, elementwise=5.0, attention_fraction=0.4) for name in names]
-    begin = initial_fit(made)
-    fitted_ = fit_constants(made, begin, sigma=0.005)
-    errors = [one.seconds(fitted_.constants_at(one, fitted_.point)) / one.measured_s - 1 for one in made]
-    before = [one.seconds(fitted_.constants_at(one, fitted_.prior)) / one.measured_s - 1 for one in made]
+    observations = [observation(name, elementwise=5.0, attention_fraction=0.4) for name in names]
+    begin = initial_fit(observations)
+    fitted_ = fit_constants(observations, begin, sigma=0.005)
+    errors = [run.seconds(fitted_.constants_at(run, fitted_.point)) / run.measured_s - 1 for run in observations]
+    before = [run.seconds(fitted_.constants_at(run, fitted_.prior)) / run.measured_s - 1 for run in observations]
     assert np.max(np.abs(errors)) < 0.01
     assert np.max(np.abs(before)) > 0.05
-    stack = f"stack {made[0].stack.name}"
+    stack = f"stack {observations[0].stack.name}"
     assert fitted_.value((stack, "elementwise")) == pytest.approx(5.0, rel=0.1)
     # the stack's attention kernels and the chip's rate are one product on one chip
-    at = {name: fitted_.value((owner, name)) for owner, name in made[0].names}
-    assert at["attention"] / at["attention_fraction"] == pytest.approx(
-        constant_values("a100-80gb", made[0].stack)["attention"] / 0.4, rel=0.1
+    fitted_values = {name: fitted_.value((owner, name)) for owner, name in observations[0].names}
+    assert fitted_values["attention"] / fitted_values["attention_fraction"] == pytest.approx(
+        constant_values("a100-80gb", observations[0].stack)["attention"] / 0.4, rel=0.1
     )
 
 
-def test_what_no_observation_says_stays_where_it_was_expected() -> None:
-    made = [observation("mosaicml-mpt-017")]
-    found = fit_constants(made, initial_fit(made))
+def test_constants_without_observations_stay_at_their_priors() -> None:
+    observations = [observation("mosaicml-mpt-017")]
+    fitted = fit_constants(observations, initial_fit(observations))
     key = ("chip a100-80gb", "fp8_matmul_fraction")
-    assert found.value(key) == pytest.approx(CONSTANTS["fp8_matmul_fraction"].prior)
-    deviations = dict(zip(found.keys, found.deviations(np.ones(1)), strict=True))
+    assert fitted.value(key) == pytest.approx(CONSTANTS["fp8_matmul_fraction"].prior)
+    deviations = dict(zip(fitted.keys, fitted.deviations(np.ones(1)), strict=True))
     assert deviations[key] == pytest.approx(CONSTANTS["fp8_matmul_fraction"].width)
     assert deviations["chip a100-80gb", "matmul_fraction"] < CONSTANTS["matmul_fraction"].width
 
 
-def test_one_observation_that_is_far_off_does_not_pull_the_others() -> None:
+def test_an_outlier_does_not_pull_the_other_observations() -> None:
     names = [f"dgxc-h100-{number}" for number in (137, 182, 187, 192, 203, 208)]
-    made = [observation(name) for name in names]
+    observations = [observation(name) for name in names]
     wrong = [
-        made[0],
-        *made[1:],
-        run_observation(read_case(RowCells(dict(ROWS[names[0]].inputs))), 5 * made[0].measured_s),
+        observations[0],
+        *observations[1:],
+        run_observation(read_case(RowCells(dict(ROWS[names[0]].inputs))), 5 * observations[0].measured_s),
     ]
-    found = fit_constants(wrong, initial_fit(wrong))
-    errors = [one.seconds(found.constants_at(one, found.point)) / one.measured_s - 1 for one in made]
+    fitted = fit_constants(wrong, initial_fit(wrong))
+    errors = [run.seconds(fitted.constants_at(run, fitted.point)) / run.measured_s - 1 for run in observations]
     assert np.median(np.abs(errors)) < 0.12
 
 
-def test_sources_hold_their_releases_together_and_labs_their_sources() -> None:
-    one = observation("dgxc-h100-137")
+def test_releases_are_grouped_by_source_and_sources_by_lab() -> None:
+    run = observation("dgxc-h100-137")
 
     def member(family: str) -> FoldMember:
-        return FoldMember(observation=one, family=family, model="m")
+        return FoldMember(observation=run, family=family, model="m")
 
     assert member("nvidia-mbridge-26.02").source == member("mbridge-skills").source
     assert member("dgxc-h100").source == member("dgxc-gb200").source != member("nemo-perf-2024").source
@@ -111,7 +111,7 @@ def spread_of(ratios: np.ndarray, names: list[tuple[str, ...]], groups: list[int
     )
 
 
-def test_an_interval_holds_nine_of_ten_and_one() -> None:
+def test_an_interval_covers_nine_of_ten_ratios_and_contains_one() -> None:
     ratios = np.linspace(1.01, 2.0, 100)
     low, high = spread_of(ratios, [()] * 100, [0] * 100).interval()
     assert low == 1.0
@@ -125,15 +125,15 @@ def test_few_groups_make_an_interval_wider() -> None:
 
 
 def two_classes(num_groups: int) -> tuple[np.ndarray, Spread]:
-    """Errors of 0.05 and 0.2 around 1 in two classes of 2,000 runs, each of so many groups."""
+    """Errors of 0.05 and 0.2 around 1 in two classes of 2,000 runs, each with `num_groups` groups."""
     random, scales = np.random.default_rng(1), np.repeat([0.05, 0.2], 2000)
     ratios = np.exp(random.normal(size=4000) * scales)
     names: list[tuple[str, ...]] = [("narrow",)] * 2000 + [("wide",)] * 2000
     return ratios, spread_of(ratios, names, [i % num_groups for i in range(4000)])
 
 
-def test_each_class_has_the_spread_of_its_own_errors() -> None:
-    """1.645 standard deviations hold nine of ten normal errors."""
+def test_each_class_has_the_spread_of_its_errors() -> None:
+    """1.645 standard deviations cover nine of ten normal errors."""
     _, spread = two_classes(100)
     for name, deviation in (("narrow", 0.05), ("wide", 0.2)):
         low, high = np.log(spread.interval((name,)))
@@ -143,50 +143,51 @@ def test_each_class_has_the_spread_of_its_own_errors() -> None:
 
 
 def test_a_class_of_few_groups_is_drawn_towards_all() -> None:
-    """The whole way for a single one, of two groups a share of 0.571 over 1 and that, on a logarithmic scale."""
+    """A class of a single group takes the overall spread; one of two groups moves towards it by 0.571 / 1.571 on a logarithmic
+    scale."""
     ratios, two = two_classes(2)
     _, single = two_classes(1)
-    whole = np.abs(np.log(ratios)).mean()
-    assert two.scales[()] == pytest.approx(whole)
+    overall = np.abs(np.log(ratios)).mean()
+    assert two.scales[()] == pytest.approx(overall)
     assert set(single.scales.values()) == {two.scales[()]}
     for name, part in (("narrow", ratios[:2000]), ("wide", ratios[2000:])):
-        alone = np.abs(np.log(part)).mean()
-        way = np.log(two.scales[name,] / alone) / np.log(whole / alone)
-        assert way == pytest.approx(0.5708 / 1.5708, abs=1e-3)
+        class_scale = np.abs(np.log(part)).mean()
+        shrinkage = np.log(two.scales[name,] / class_scale) / np.log(overall / class_scale)
+        assert shrinkage == pytest.approx(0.5708 / 1.5708, abs=1e-3)
 
 
-def test_ranking_counts_pairs_that_differ_and_what_a_wrong_best_loses() -> None:
+def test_ranking_counts_differing_pairs_and_the_loss_of_a_wrong_choice() -> None:
     rows = [row for row in ROWS.values() if row.family == "bigscience-bloom-a100" and row.quality == "A"][:40]
-    one = next(row for row in rows if row.cell("n_devices") == "384")
-    alike = [
+    reference = next(row for row in rows if row.cell("n_devices") == "384")
+    comparable = [
         row
         for row in rows
-        if all(row.cell(c) == one.cell(c) for c in ("software", "model", "chip", "n_devices", "dtype"))
+        if all(row.cell(c) == reference.cell(c) for c in ("software", "model", "chip", "n_devices", "dtype"))
     ]
-    alike = [row for row in alike if row.cell("global_batch") == one.cell("global_batch")][:3]
-    assert len({row.dup_group for row in alike}) == 3
-    right = rank_layouts([time_per_token(row, s, s) for row, s in zip(alike, (1.0, 1.05, 2.0), strict=True)])
+    comparable = [row for row in comparable if row.cell("global_batch") == reference.cell("global_batch")][:3]
+    assert len({row.dup_group for row in comparable}) == 3
+    right = rank_layouts([time_per_token(row, s, s) for row, s in zip(comparable, (1.0, 1.05, 2.0), strict=True)])
     assert right is not None
     assert (right.num_pairs, right.ordered, right.lost) == (2, 1.0, 0.0)
     wrong = rank_layouts(
-        [time_per_token(row, m, p) for row, m, p in zip(alike, (1.0, 1.05, 2.0), (3.0, 2.0, 1.0), strict=True)]
+        [time_per_token(row, m, p) for row, m, p in zip(comparable, (1.0, 1.05, 2.0), (3.0, 2.0, 1.0), strict=True)]
     )
     assert wrong is not None
     assert (wrong.ordered, wrong.lost) == (0.0, 0.5)
-    assert rank_layouts([time_per_token(alike[0], 1.0, 1.0)]) is None
+    assert rank_layouts([time_per_token(comparable[0], 1.0, 1.0)]) is None
 
 
 def test_predictions_without_the_constants_are_bounds() -> None:
     rows = [ROWS[name] for name in ("dgxc-h100-137", "mosaicml-mpt-017")]
-    for one, bound in zip(predict_rows(rows), predict_rows(rows, bound=True), strict=True):
-        assert one.prediction is not None
+    for predicted, bound in zip(predict_rows(rows), predict_rows(rows, bound=True), strict=True):
+        assert predicted.prediction is not None
         assert bound.prediction is not None
-        assert bound.prediction.estimate.step_time_s < one.prediction.estimate.step_time_s
+        assert bound.prediction.estimate.step_time_s < predicted.prediction.estimate.step_time_s
         assert bound.prediction.estimate.interval90 is None
 
 
-def test_a_constant_that_would_leave_its_bounds_ends_there_and_the_fit_with_it() -> None:
-    """Its derivative is zero beyond the bound: a step without bounds would jump between the bound and the prior for ever."""
+def test_a_constant_beyond_its_bounds_ends_at_the_bound_and_the_fit_converges() -> None:
+    """Its derivative is zero beyond the bound: an unbounded step would alternate between the bound and the prior forever."""
     names = [row.id for row in ROWS.values() if row.family == "mosaicml-mpt" and "A100" in row.cell("chip")][:60:3]
     faster = [observation(name, elementwise=1.0) for name in names]
     faster = [replace(run, measured_s=0.75 * run.measured_s) for run in faster]

@@ -1,4 +1,4 @@
-"""Layouts measured beside each other: what a group is, what is counted, and how well the shipped constants tell them apart."""
+"""Layouts measured under equal conditions: their groups, the statistics, and the ranking by the shipped constants."""
 
 from __future__ import annotations
 
@@ -39,56 +39,61 @@ def layouts(measured: tuple[float, ...], predicted: tuple[float, ...]) -> Layout
     )  # fmt: skip
 
 
-def test_a_group_by_hand() -> None:
+def test_statistics_of_a_group_by_hand() -> None:
     group = layouts((1.0, 1.05, 1.2, 2.0), (3.0, 2.0, 4.0, 2.5))
     assert (group.pick, group.best) == ("row 1", "row 0")
     assert group.regret == pytest.approx(0.05)
-    # 1.0 and 1.05 are alike; of the other five 1.0 and 2.0, 1.2 and 2.0 are the wrong way around
+    # 1.0 and 1.05 count as equal; of the other five pairs, (1.0, 2.0) and (1.2, 2.0) are ordered wrongly
     assert group.pairs == (5, 3)
-    found = choice_statistics([group, layouts((1.0, 2.0, 3.0), (1.0, 2.0, 3.0))])
-    assert found is not None
-    assert (found.num_groups, found.num_pairs, found.picked) == (2, 8, 1)
-    assert (found.ordered, found.mean_regret) == pytest.approx((6 / 8, 0.025))
+    statistics = choice_statistics([group, layouts((1.0, 2.0, 3.0), (1.0, 2.0, 3.0))])
+    assert statistics is not None
+    assert (statistics.num_groups, statistics.num_pairs, statistics.picked) == (2, 8, 1)
+    assert (statistics.ordered, statistics.mean_regret) == pytest.approx((6 / 8, 0.025))
     assert choice_statistics([layouts((1.0, 1.01), (1.0, 2.0))]) is None
 
 
 def test_the_halves_of_the_study_share_no_group() -> None:
     rows = layout_rows()
-    fitted, kept = half_of_study(rows, fitted=True), half_of_study(rows, fitted=False)
-    assert len(fitted) + len(kept) == len(rows) == 793
+    fitted, held_out = half_of_study(rows, fitted=True), half_of_study(rows, fitted=False)
+    assert len(fitted) + len(held_out) == len(rows) == 793
     assert not {row_key(row, LAYOUT_GROUP_COLUMNS) for row in fitted} & {
-        row_key(row, LAYOUT_GROUP_COLUMNS) for row in kept
+        row_key(row, LAYOUT_GROUP_COLUMNS) for row in held_out
     }
-    assert num_groups(fitted) + num_groups(kept) == num_groups(rows)
+    assert num_groups(fitted) + num_groups(held_out) == num_groups(rows)
 
 
-def test_constants_are_fitted_to_one_half_that_weighs_as_its_groups() -> None:
-    seen, kept = study_observations(), {row.step_time_s for row in half_of_study(layout_rows(), fitted=False)}
-    own = {row.step_time_s for row in half_of_study(layout_rows(), fitted=True)}
-    assert sum(one.weight for one in seen) == pytest.approx(num_groups(half_of_study(layout_rows(), fitted=True)))
-    assert {one.measured_s for one in seen} <= own
-    assert not {one.measured_s for one in seen} & (kept - own)
+def test_constants_are_fitted_to_a_half_weighted_by_its_groups() -> None:
+    observations, held_out_s = (
+        study_observations(),
+        {row.step_time_s for row in half_of_study(layout_rows(), fitted=False)},
+    )
+    fitted_s = {row.step_time_s for row in half_of_study(layout_rows(), fitted=True)}
+    assert sum(observation.weight for observation in observations) == pytest.approx(
+        num_groups(half_of_study(layout_rows(), fitted=True))
+    )
+    assert {observation.measured_s for observation in observations} <= fitted_s
+    assert not {observation.measured_s for observation in observations} & (held_out_s - fitted_s)
 
 
-def test_the_choice_between_layouts() -> None:
-    """Pairs over a tenth apart are ordered rightly in nine of ten cases, in the half that no constant was fitted to too."""
-    found = published_groups()
-    assert all(len(group.measured_s) >= FEWEST_LAYOUTS for groups in found.values() for group in groups)
-    by_name = {name: choice_statistics(groups) for name, groups in found.items()}
+def test_shipped_constants_rank_layouts() -> None:
+    """Nine of ten pairs that differ by over a tenth are ordered correctly, also in the half outside of the fit."""
+    groups_by_name = published_groups()
+    assert all(len(group.measured_s) >= FEWEST_LAYOUTS for groups in groups_by_name.values() for group in groups)
+    by_name = {name: choice_statistics(groups) for name, groups in groups_by_name.items()}
     for name, picked in ((FITTED_HALF, 28), (HELD_OUT_HALF, 25)):
-        one = by_name[name]
-        assert one is not None
-        assert one.ordered >= 0.939
-        assert one.picked >= picked
-        assert one.mean_regret <= 0.03
+        statistics = by_name[name]
+        assert statistics is not None
+        assert statistics.ordered >= 0.939
+        assert statistics.picked >= picked
+        assert statistics.mean_regret <= 0.03
     runs = by_name[PUBLISHED_RUNS]
     assert runs is not None
     assert (runs.picked >= 16, runs.mean_regret <= 0.02) == (True, True)
-    ranked = RankedLayouts(found)
+    ranked = RankedLayouts(groups_by_name)
     payload = to_json(RankedLayoutsRecord.of(ranked))
     require_valid(payload)
     assert require_payload_numbers(ranked) == 18
-    assert payload["summary"][HELD_OUT_HALF]["num_groups"] == len(found[HELD_OUT_HALF])
+    assert payload["summary"][HELD_OUT_HALF]["num_groups"] == len(groups_by_name[HELD_OUT_HALF])
     assert {"fold", "key", "fewest_layouts"} <= payload.keys()
     text = render_text(groups_report(ranked))
     document = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")

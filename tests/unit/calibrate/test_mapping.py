@@ -1,4 +1,4 @@
-"""The rule that maps published rows: hand-picked rows of every family to exactly what they say, and why others are skipped."""
+"""The mapping of published rows: selected rows of every family give exactly their job and layout; others have a reason."""
 
 from __future__ import annotations
 
@@ -145,20 +145,35 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_job_and_layout(name: str) -> None:
-    found = case(name)
-    job = found.job
-    assert (str(found.layout), found.layout.schedule, job.global_batch_tokens, job.seq_len, job.precision) == LAYOUTS[
-        name
-    ]
-    assert found.layout.num_devices == found.cluster.num_devices == int(ROWS[name].cell("n_devices"))
+def test_rows_give_their_job_and_layout(name: str) -> None:
+    run_case = case(name)
+    job = run_case.job
+    assert (
+        str(run_case.layout),
+        run_case.layout.schedule,
+        job.global_batch_tokens,
+        job.seq_len,
+        job.precision,
+    ) == LAYOUTS[name]
+    assert run_case.layout.num_devices == run_case.cluster.num_devices == int(ROWS[name].cell("n_devices"))
 
 
-def test_a_dense_architecture() -> None:
-    found = case("dgxc-h100-137").architecture
-    assert (found.num_layers, found.d_model, found.d_ff, found.vocab_size) == (80, 8192, 28672, 128256)
-    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (64, 8, 128)
-    assert (found.mlp, found.norm, found.positions, found.bias, found.tied_embeddings) == (
+def test_sizes_of_a_dense_architecture_are_read() -> None:
+    architecture = case("dgxc-h100-137").architecture
+    assert (architecture.num_layers, architecture.d_model, architecture.d_ff, architecture.vocab_size) == (
+        80,
+        8192,
+        28672,
+        128256,
+    )
+    assert (architecture.num_heads, architecture.num_kv_heads, architecture.head_dim) == (64, 8, 128)
+    assert (
+        architecture.mlp,
+        architecture.norm,
+        architecture.positions,
+        architecture.bias,
+        architecture.tied_embeddings,
+    ) == (
         "swiglu",
         "rms",
         "rotary",
@@ -186,14 +201,14 @@ def test_a_gpt_has_biases_and_learned_positions_unless_its_family_has_others() -
 )
 def test_layers_by_the_name_and_heads_of_the_usual_width(name: str, layers: int, heads: int) -> None:
     """BigScience's chronicle: 183B and 195B of width 14,400; 96 heads where NHIDDEN is 13,824, as in its training script."""
-    found = case(name).architecture
-    assert (found.num_layers, found.num_heads, found.d_model % heads) == (layers, heads, 0)
+    architecture = case(name).architecture
+    assert (architecture.num_layers, architecture.num_heads, architecture.d_model % heads) == (layers, heads, 0)
 
 
 def test_lora_rows_have_adapters_on_queries_keys_and_values() -> None:
-    found = case("dgxc-h100-127")
-    assert (found.architecture.lora_rank, found.architecture.lora_targets) == (8, ("qkv",))
-    assert str(found.layout) == (
+    run_case = case("dgxc-h100-127")
+    assert (run_case.architecture.lora_rank, run_case.architecture.lora_targets) == (8, ("qkv",))
+    assert str(run_case.layout) == (
         "fsdp=2 tp=2 pp=4 num_virtual_stages=20 zero_stage=1 sequence_parallel=true "
         "async_tp=true layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none"
     )
@@ -219,11 +234,11 @@ def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
         ({"notes": "fp32 gradients"}, "bf16_fp32_main_gradients"), ({"software": "Megatron-DeepSpeed"}, "bf16_fp32_gradients"),
     ],
 )  # fmt: skip
-def test_precision_recipes(cells: dict[str, str], recipe: str) -> None:
+def test_dtypes_are_mapped_to_precision_recipes(cells: dict[str, str], recipe: str) -> None:
     assert read_case(RowCells({**BASE, **cells})).job.precision == recipe
 
 
-def test_a_run_that_compiled_nothing_is_of_its_software_without_the_compiler() -> None:
+def test_an_uncompiled_run_has_the_eager_stack_of_its_software() -> None:
     """Its elementwise kernels and launches are those of eager PyTorch, its attention and its collectives those of torchtitan."""
     titan = {**BASE, "software": "torch 1963fc8 2024-12-23, torchtitan 9dec370"}
     stacks = {text: read_case(RowCells({**titan, "compile": text})).software.stack for text in ("", "yes", "no")}
@@ -234,8 +249,8 @@ def test_a_run_that_compiled_nothing_is_of_its_software_without_the_compiler() -
     shared = {name for name in eager if eager[name] == compiled[name]}
     assert CONSTANTS.keys() - shared <= {"elementwise", "launch_s"}
     assert eager["elementwise"] > 1.3 * compiled["elementwise"]
-    other = {**BASE, "software": "FSDP of PyTorch 2.1", "compile": "no"}
-    assert read_case(RowCells(other)).software.stack.name != "torchtitan-eager"
+    older = {**BASE, "software": "FSDP of PyTorch 2.1", "compile": "no"}
+    assert read_case(RowCells(older)).software.stack.name != "torchtitan-eager"
 
 
 @pytest.mark.parametrize(
@@ -245,15 +260,15 @@ def test_a_run_that_compiled_nothing_is_of_its_software_without_the_compiler() -
         ("optimizer and activations on the host", "both"), ("qkv projections to host", "none"),
     ],
 )  # fmt: skip
-def test_what_rests_on_the_host(text: str, offload: str) -> None:
-    found = read_case(RowCells({**BASE, "offload": text}))
-    assert found.layout.offload == offload
-    assert any("host" in words for words in found.approximations) == (
+def test_offload_texts_are_mapped_to_offload(text: str, offload: str) -> None:
+    run_case = read_case(RowCells({**BASE, "offload": text}))
+    assert run_case.layout.offload == offload
+    assert any("host" in approximation for approximation in run_case.approximations) == (
         text in ("CPU AdamW optimizer offload", "qkv projections to host")
     )
 
 
-def test_a_micro_batch_of_one_is_assumed_for_split_models_only() -> None:
+def test_a_micro_batch_of_a_single_sequence_is_assumed_for_split_models_only() -> None:
     split = {**BASE, "micro_batch": "", "tp": "2", "global_batch": "16"}
     assert read_case(RowCells(split)).layout.micro_batch_seqs == 1
     assert read_case(RowCells({**split, "grad_accum": "2"})).layout.micro_batch_seqs == 2
@@ -261,30 +276,46 @@ def test_a_micro_batch_of_one_is_assumed_for_split_models_only() -> None:
         read_case(RowCells({**split, "tp": "1"}))
 
 
-def test_latent_attention_and_experts() -> None:
-    found = case("simumax-b200-001").architecture
-    assert (found.q_lora_rank, found.kv_lora_rank, found.rope_head_dim, found.v_head_dim, found.head_dim) == (
+def test_latent_attention_and_experts_are_read() -> None:
+    architecture = case("simumax-b200-001").architecture
+    assert (
+        architecture.q_lora_rank,
+        architecture.kv_lora_rank,
+        architecture.rope_head_dim,
+        architecture.v_head_dim,
+        architecture.head_dim,
+    ) == (
         1536,
         512,
         64,
         128,
         192,
     )
-    assert (found.num_experts, found.experts_per_token, found.d_ff, found.shared_expert_width) == (160, 6, 1536, 3072)
-    assert (found.num_dense_layers, found.dense_d_ff) == (1, 12288)
+    assert (
+        architecture.num_experts,
+        architecture.experts_per_token,
+        architecture.d_ff,
+        architecture.shared_expert_width,
+    ) == (160, 6, 1536, 3072)
+    assert (architecture.num_dense_layers, architecture.dense_d_ff) == (1, 12288)
 
 
-def test_windows_on_all_but_every_nth_layer() -> None:
-    found = case("tpu-v6e-recipes-001").architecture
-    assert (found.sliding_window, found.global_every, found.num_windowed_layers, found.mlp) == (1024, 6, 40, "geglu")
+def test_windows_on_all_but_every_nth_layer_are_read() -> None:
+    architecture = case("tpu-v6e-recipes-001").architecture
+    assert (
+        architecture.sliding_window,
+        architecture.global_every,
+        architecture.num_windowed_layers,
+        architecture.mlp,
+    ) == (1024, 6, 40, "geglu")
 
 
 @pytest.mark.parametrize(("layers", "windowed", "every"), [(36, 18, 2), (48, 40, 6), (62, 52, 6), (8, 8, 0), (7, 4, 2)])
-def test_which_layers_have_windows(layers: int, windowed: int, every: int) -> None:
-    found = read_case(
+def test_numbers_of_windowed_layers_are_mapped_to_a_period(layers: int, windowed: int, every: int) -> None:
+    architecture = read_case(
         RowCells({**BASE, "layers": str(layers), "window": "128", "window_layers": str(windowed)})
     ).architecture
-    assert (found.num_windowed_layers, found.global_every) == (windowed, every)
+    assert (architecture.num_windowed_layers, architecture.global_every) == (windowed, every)
 
 
 def test_multi_token_prediction_is_in_the_name() -> None:
@@ -311,11 +342,11 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_machine(name: str) -> None:
-    found = case(name).cluster
-    topology = found.topology
+def test_rows_give_their_chip_and_network(name: str) -> None:
+    cluster = case(name).cluster
+    topology = cluster.topology
     rate = topology.tiers[-1].bytes_per_s if isinstance(topology, Switched) else topology.bytes_per_s
-    assert (found.chip.name, topology.levels, rate) == MACHINES[name]
+    assert (cluster.chip.name, topology.levels, rate) == MACHINES[name]
     assert isinstance(topology, Switched | Torus | Pods)
 
 
@@ -344,7 +375,7 @@ def test_a_printed_memory_of_the_usual_chip_is_no_change(text: str) -> None:
         ("TPU-v5e", "tpu-v5e"), ("v5p-256", "tpu-v5p"), ("TPU v4", "tpu-v4"), ("AMD MI300X", "mi300x"), ("V100-32GB", "v100"),
     ],
 )  # fmt: skip
-def test_chips_by_the_names_that_sources_write(text: str, name: str) -> None:
+def test_chips_are_identified_by_the_names_of_sources(text: str, name: str) -> None:
     assert catalogue_name(text) == name
 
 
@@ -363,7 +394,7 @@ def test_slices_have_the_vendors_shapes(chips: int, axes: int, shape: tuple[int,
     assert slice_shape(chips, axes) == shape
 
 
-def test_virtual_stages_that_are_not_stated() -> None:
+def test_unstated_virtual_stages_have_a_default() -> None:
     assert typical_virtual_stages(80, 4, 64) == 10  # two layers in each
     assert typical_virtual_stages(80, 4, 63) == 1  # micro-batches are not a multiple of the stages
     assert typical_virtual_stages(96, 8, 64) == 6
@@ -403,17 +434,17 @@ BASE = {
         ({"chip": "v5e", "inter_node_link": "DCN between 3 slices"}, "devices do not divide into slices"),
     ],
 )  # fmt: skip
-def test_rows_that_say_too_little_or_too_much_are_skipped_with_the_reason(change: dict[str, str], kind: str) -> None:
+def test_incomplete_and_contradictory_rows_are_skipped_with_the_reason(change: dict[str, str], kind: str) -> None:
     predict_row(RowCells(BASE))
-    found = predict_cached(tuple({**BASE, **change}.items()))
-    assert isinstance(found, SkippedRow)
-    assert found.kind == kind
+    outcome = predict_cached(tuple({**BASE, **change}.items()))
+    assert isinstance(outcome, SkippedRow)
+    assert outcome.kind == kind
 
 
-def test_blanks_are_read_as_the_stated_priors() -> None:
-    found = predict_row(RowCells({**BASE, "n_devices": "16", "tp": "2"})).case
-    assert str(found.layout) == "fsdp=8 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none"
-    assert found.job.precision == "bf16"
+def test_blank_cells_have_the_documented_defaults() -> None:
+    run_case = predict_row(RowCells({**BASE, "n_devices": "16", "tp": "2"})).case
+    assert str(run_case.layout) == "fsdp=8 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none"
+    assert run_case.job.precision == "bf16"
     assert predict_row(RowCells({**BASE, "fsdp": "yes"})).case.layout.zero_stage == 3
     assert predict_row(RowCells({**BASE, "dist_optimizer": "no"})).case.layout.dp == 8
 
@@ -426,9 +457,9 @@ def test_blanks_are_read_as_the_stated_priors() -> None:
         ({"notes": "zero1 group 2"}, (8, 2)),
     ],
 )  # fmt: skip
-def test_what_zero_shards_over(cells: dict[str, str], layout: tuple[int, int]) -> None:
-    found = read_case(RowCells({**BASE, "n_devices": "16", "global_batch": "16", "fsdp": "yes", **cells})).layout
-    assert (found.dp, found.fsdp) == layout
+def test_notes_about_sharding_groups_are_mapped_to_degrees(cells: dict[str, str], layout: tuple[int, int]) -> None:
+    parsed = read_case(RowCells({**BASE, "n_devices": "16", "global_batch": "16", "fsdp": "yes", **cells})).layout
+    assert (parsed.dp, parsed.fsdp) == layout
 
 
 HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
@@ -436,33 +467,33 @@ HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16
 
 
 def test_an_unstated_recompute_is_the_least_that_fits() -> None:
-    """With one layer less memory would be tight; the policies before would not fit."""
-    found = predict_row(RowCells(HEAVY))
-    case, layout = found.case, found.case.layout
-    assert found.estimate.verdict == "fits"
+    """With a layer less, memory would be tight; the weaker policies would not fit."""
+    prediction = predict_row(RowCells(HEAVY))
+    case, layout = prediction.case, prediction.case.layout
+    assert prediction.estimate.verdict == "fits"
     assert layout.recompute == "full"
     assert layout.recompute_layers is not None
     less = layout.recompute_layers - 1
     for policy, number in (("none", None), ("selective", None), ("full", less)):
-        other = replace(layout, recompute=policy, recompute_layers=number)
-        priced = estimate(Problem(case.architecture, case.cluster, case.job), other)
+        weaker = replace(layout, recompute=policy, recompute_layers=number)
+        priced = estimate(Problem(case.architecture, case.cluster, case.job), weaker)
         assert priced.verdict == ("tight" if policy == "full" else "does not fit")
 
 
 def test_every_nth_block_is_full_recompute_of_few_layers() -> None:
     cells = {**HEAVY, "recompute": "selective", "recompute_detail": "FSDP; fractional (every n-th block) selective AC"}
     assert predict_row(RowCells(cells)).case.layout == predict_row(RowCells(HEAVY)).case.layout
-    least = predict_row(RowCells({**cells, "layers": "8"})).case
-    assert (least.layout.recompute, least.layout.recompute_layers, least.approximations) == ("full", 1, ())
+    smallest = predict_row(RowCells({**cells, "layers": "8"})).case
+    assert (smallest.layout.recompute, smallest.layout.recompute_layers, smallest.approximations) == ("full", 1, ())
 
 
 def test_a_model_that_never_fits_is_priced_with_all_recomputed() -> None:
-    found = predict_row(RowCells({**HEAVY, "n_devices": "1", "layers": "96", "global_batch": "2"}))
-    assert not found.estimate.fits
-    assert (found.case.layout.recompute, found.case.layout.recompute_layers) == ("full", None)
+    prediction = predict_row(RowCells({**HEAVY, "n_devices": "1", "layers": "96", "global_batch": "2"}))
+    assert not prediction.estimate.fits
+    assert (prediction.case.layout.recompute, prediction.case.layout.recompute_layers) == ("full", None)
 
 
-def test_a_stated_recompute_stays_unless_it_cannot_be() -> None:
+def test_a_stated_recompute_is_kept_unless_it_cannot_fit() -> None:
     assert predict_row(RowCells({**HEAVY, "recompute": "none"})).case.layout.recompute == "none"
     refuted = predict_row(RowCells({**HEAVY, "recompute": "selective"})).case
     assert refuted.layout.recompute == "full"
@@ -471,45 +502,47 @@ def test_a_stated_recompute_stays_unless_it_cannot_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "stated", "taken"),
+    ("part", "stated", "expected"),
     [(1.099, "selective", "selective"), (1.101, "selective", "full"), (0.999, "", "selective"), (1.001, "", "full")],
 )
-def test_a_stated_recompute_is_refuted_by_a_tenth_too_much(
-    part: float, stated: str, taken: str, monkeypatch: pytest.MonkeyPatch
+def test_a_stated_recompute_is_replaced_if_memory_exceeds_capacity_by_a_tenth(
+    part: float, stated: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Selective takes this part of the memory, none twice as much as there is, full half of it. The memory model may be off by a
-    tenth: up to there what a row states is believed. What it does not state has to fit."""
+    """Memory is mocked: `selective` takes `part` of the capacity, `none` twice the capacity, `full` half of it. Since the
+    memory model may err by a tenth, a stated policy is kept up to there; an unstated one has to fit."""
     parts = {"none": 2.0, "selective": part, "full": 0.5}
 
     def taking(problem: Problem, layout: Any) -> Any:
-        found = estimate(problem, layout)
-        capacity = found.memory_capacity_bytes
-        return replace(found, memory_bytes=parts[layout.recompute] * capacity, fits=parts[layout.recompute] <= 1)
+        priced = estimate(problem, layout)
+        capacity = priced.memory_capacity_bytes
+        return replace(priced, memory_bytes=parts[layout.recompute] * capacity, fits=parts[layout.recompute] <= 1)
 
     monkeypatch.setattr("shardwise.measure.calibrate.published_runs.prediction_from_row.estimate", taking)
-    assert predict_row(RowCells({**HEAVY, "recompute": stated})).case.layout.recompute == taken
+    assert predict_row(RowCells({**HEAVY, "recompute": stated})).case.layout.recompute == expected
 
 
-def test_modules_free_what_runs_saw_them_free() -> None:
+def test_recompute_modules_free_the_measured_memory() -> None:
     """Megatron Bridge, Llama 3 70B on 32 H100s: attention and norms freed nothing, the MLP 3.2 GB of 58.8 GB."""
-    seen, priced = {}, {}
+    measured_gb, predicted_gb = {}, {}
     for number, policy in ((1, "core_attn"), (2, "core_attn+layernorm"), (3, "mlp"), (4, "core_attn+mlp")):
         row = ROWS[f"mbridge-skills-{number:03}"]
         assert set(policy.split("+")) == set(row.cell("recompute_detail").split()[0].split("+"))
-        one = case(row.id)
-        found = estimate(Problem(one.architecture, one.cluster, one.job), replace(one.layout, recompute=policy))
-        seen[policy], priced[policy] = row.peak_memory_gb or 0.0, found.memory_bytes / 1e9
-    for own in (seen, priced):
-        assert own["core_attn+layernorm"] == pytest.approx(own["core_attn"], rel=0.015)
-        assert own["core_attn+mlp"] == pytest.approx(own["mlp"], rel=0.015)
-        assert own["mlp"] < own["core_attn"] - 2.0
+        run_case = case(row.id)
+        priced = estimate(
+            Problem(run_case.architecture, run_case.cluster, run_case.job), replace(run_case.layout, recompute=policy)
+        )
+        measured_gb[policy], predicted_gb[policy] = row.peak_memory_gb or 0.0, priced.memory_bytes / 1e9
+    for peaks_gb in (measured_gb, predicted_gb):
+        assert peaks_gb["core_attn+layernorm"] == pytest.approx(peaks_gb["core_attn"], rel=0.015)
+        assert peaks_gb["core_attn+mlp"] == pytest.approx(peaks_gb["mlp"], rel=0.015)
+        assert peaks_gb["mlp"] < peaks_gb["core_attn"] - 2.0
 
 
-def test_more_virtual_stages_than_blocks_are_cut_to_a_block_each() -> None:
-    """But for the first and the last, which may have none: 126 blocks fill 128 virtual stages, and 125 no more than 120."""
+def test_virtual_stages_are_reduced_to_a_block_each() -> None:
+    """The first and the last may have no block: 126 blocks fill 128 virtual stages, and 125 blocks only 120."""
     for layers, virtual in ((126, 16), (125, 15)):
-        found = read_case(RowCells({**BASE, "layers": str(layers), "pp": "8", "vpp": "16", "global_batch": "64"}))
-        assert found.layout.num_virtual_stages == virtual
+        run_case = read_case(RowCells({**BASE, "layers": str(layers), "pp": "8", "vpp": "16", "global_batch": "64"}))
+        assert run_case.layout.num_virtual_stages == virtual
 
 
 @pytest.mark.parametrize(
@@ -520,22 +553,22 @@ def test_more_virtual_stages_than_blocks_are_cut_to_a_block_each() -> None:
         ("ZB-H1", "", "zb_h1"), ("zb-h2", "", "zb_h2"), ("DualPipe", "", "dualpipe"),
     ],
 )  # fmt: skip
-def test_schedules_by_the_names_that_sources_write(text: str, virtual: str, schedule: str) -> None:
-    """1F1B stands for both where virtual stages are stated; a schedule of whole stages has none that nobody states."""
+def test_schedules_are_identified_by_the_names_of_sources(text: str, virtual: str, schedule: str) -> None:
+    """ "1F1B" means the interleaved schedule where virtual stages are stated; schedules of whole stages have no unstated ones."""
     cells = {**BASE, "pp": "2", "vpp": virtual, "pp_schedule": text, "global_batch": "64"}
     assert read_case(RowCells(cells)).layout.schedule == schedule
 
 
-def test_what_was_measured_is_never_read() -> None:
-    """Blank, or nonsense, in every measured column: the same predictions."""
+def test_measured_columns_do_not_affect_predictions() -> None:
+    """Blank or absurd values in every measured column give the same predictions."""
     rows = [ROWS[name] for name in LAYOUTS]
     blank = [replace(row, measured=dict.fromkeys(row.measured, "")) for row in rows]
     absurd = [replace(row, measured=dict.fromkeys(row.measured, "1e9")) for row in rows]
 
-    def priced(found: list[RunRow]) -> list[tuple[float, float]]:
+    def priced(rows_to_price: list[RunRow]) -> list[tuple[float, float]]:
         predict_cached.cache_clear()
-        return [(one.prediction.estimate.step_time_s, one.prediction.estimate.memory_bytes)
-                for one in predict_rows(found) if one.prediction]  # fmt: skip
+        return [(run.prediction.estimate.step_time_s, run.prediction.estimate.memory_bytes)
+                for run in predict_rows(rows_to_price) if run.prediction]  # fmt: skip
 
     assert priced(rows) == priced(blank) == priced(absurd)
     assert len(priced(rows)) == len(rows)
@@ -549,7 +582,7 @@ def test_what_was_measured_is_never_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "words"),
+    ("cells", "phrase"),
     [
         ({"flash_attn": "no"}, ""), ({"dtype": "fp16"}, ""),
         ({"task": "sft"}, ""), ({"notes": "packed sequences"}, "packed sequences"),
@@ -558,13 +591,13 @@ def test_what_was_measured_is_never_read() -> None:
         ({"overlap_flags": "EP overlap off"}, ""), ({"overlap_flags": "vanilla TP"}, ""), ({"notes": "balanced routing"}, ""),
     ],
 )  # fmt: skip
-def test_what_is_priced_as_something_close_is_said(cells: dict[str, str], words: str) -> None:
-    found = read_case(RowCells({**BASE, **cells})).approximations
-    assert (len(found) == 1 and words in found[0]) if words else not found
+def test_approximations_are_stated(cells: dict[str, str], phrase: str) -> None:
+    approximations = read_case(RowCells({**BASE, **cells})).approximations
+    assert (len(approximations) == 1 and phrase in approximations[0]) if phrase else not approximations
 
 
-def test_runs_that_ran_fit_and_few_are_tight() -> None:
-    """Two of GPT-3 175B on TPU v6e do not: XLA scatters each gradient as it comes, and a whole layer's are counted."""
+def test_completed_runs_fit_and_few_are_tight() -> None:
+    """Two of GPT-3 175B on TPU v6e do not fit: XLA scatters each gradient at once, but a whole layer's gradients are counted."""
     verdicts = Counter(
         run.prediction.estimate.verdict
         for run in predict_rows(published_rows())
