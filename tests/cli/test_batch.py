@@ -27,26 +27,26 @@ def test_the_example_was_made_from_a_law_which_comes_back(capsys: pytest.Capture
     """examples/batch/runs.csv: S_min = 1,200 and B_noise = 250,000, with a scatter of 3%."""
     code, out, err = run(capsys, "batch", "fit", str(EXAMPLE), "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
+    report = json.loads(out)
     for name, truth in (("min_steps", 1200), ("min_tokens", 3e8)):
-        low, high = found[f"{name}_interval90"]
+        low, high = report[f"{name}_interval90"]
         assert low <= truth <= high
-        assert found[name] == pytest.approx(truth, rel=0.05)
-    assert found["critical_batch_tokens"] == pytest.approx(250e3, rel=0.05)
-    assert 0.01 < found["rms_residual"] < 0.05
+        assert report[name] == pytest.approx(truth, rel=0.05)
+    assert report["critical_batch_tokens"] == pytest.approx(250e3, rel=0.05)
+    assert 0.01 < report["rms_residual"] < 0.05
 
 
 def test_the_sweep_of_the_documents_has_six_batches_of_three_seeds_on_both_sides_of_the_critical_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code, out, _ = run(capsys, "batch", "fit", str(EXAMPLE.parent / "tiny-llama"), "--json")
-    found = json.loads(out)
+    report = json.loads(out)
     assert code == 0
-    assert sorted((one["batch_tokens"], one["seed"]) for one in found["runs"]) == [
+    assert sorted((run_record["batch_tokens"], run_record["seed"]) for run_record in report["runs"]) == [
         (256 * 2**power, seed) for power in range(6) for seed in range(3)
     ]
-    assert found["critical_batch_within_runs"]
-    assert found["rms_residual"] < 0.15
+    assert report["critical_batch_within_runs"]
+    assert report["rms_residual"] < 0.15
 
 
 def test_a_folder_with_failures_is_reported_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -75,14 +75,14 @@ def test_a_folder_with_failures_is_reported_and_drawn(capsys: pytest.CaptureFixt
     picture = tmp_path / "pareto.svg"
     code, out, _ = run(capsys, "batch", "fit", str(tmp_path), "--plot", str(picture))
     assert code == 0
-    for said in (
+    for line in (
         "3 runs to the loss of 4.2, 3 batches",
         "critical batch  250K tokens",
         "not fitted: batch 4,194,304, seed 0: diverged",
     ):
-        assert said in out
+        assert line in out
     text = picture.read_text(encoding="utf-8")
-    for said in (
+    for line in (
         "Steps and tokens to a loss of 4.2",
         "steps S",
         "tokens E",
@@ -90,7 +90,7 @@ def test_a_folder_with_failures_is_reported_and_drawn(capsys: pytest.CaptureFixt
         "S_min",
         "Critical batch 250K tokens",
     ):
-        assert said in text
+        assert line in text
 
 
 def test_a_critical_batch_that_was_not_run_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

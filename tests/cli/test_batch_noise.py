@@ -40,8 +40,8 @@ def record(step: int, *, squared: float | None) -> StepRecord:
 def logged(path: Path, records: Sequence[StepRecord]) -> str:
     path.mkdir()
     with LogWriter(RunFolder(path).log) as log:
-        for one in records:
-            log.write(format_step_line(one, RATES, {}))
+        for step_record in records:
+            log.write(format_step_line(step_record, RATES, {}))
     return str(path)
 
 
@@ -50,22 +50,22 @@ def run(tmp_path: Path) -> str:
     """100 steps, of which every other one measured: a noise scale of 2,500 tokens, and of 10,000 in the last half."""
     steps = range(1, 101)
     return logged(
-        tmp_path / "a", [record(one, squared=None if one % 2 else 8.0 if one <= 50 else 2.0) for one in steps]
+        tmp_path / "a", [record(step, squared=None if step % 2 else 8.0 if step <= 50 else 2.0) for step in steps]
     )
 
 
 def test_the_noise_scale_is_that_of_the_last_half(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", "noise", run, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "shardwise.batch_noise/1"
-    assert found["noise"]["tokens"] == pytest.approx(10_000)
-    assert found["noise"]["interval90"] == pytest.approx([10_000, 10_000])
-    assert (found["num_measured"], found["noise"]["num_measured"], len(found["parts"])) == (50, 25, 10)
-    assert found["progress"] == pytest.approx(1 / (1 + 10_000 / BIG))
-    tokens = [part["noise"]["tokens"] for part in found["parts"]]
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "shardwise.batch_noise/1"
+    assert report["noise"]["tokens"] == pytest.approx(10_000)
+    assert report["noise"]["interval90"] == pytest.approx([10_000, 10_000])
+    assert (report["num_measured"], report["noise"]["num_measured"], len(report["parts"])) == (50, 25, 10)
+    assert report["progress"] == pytest.approx(1 / (1 + 10_000 / BIG))
+    tokens = [part["noise"]["tokens"] for part in report["parts"]]
     assert tokens == pytest.approx([2_500] * 5 + [10_000] * 5)
-    assert (found["parts"][0]["first_step"], found["parts"][-1]["last_step"]) == (2, 100)
-    assert found["parts"][0]["seen_tokens"] == pytest.approx(BIG * (1 + 3 + 5 + 7 + 9) / 5)
+    assert (report["parts"][0]["first_step"], report["parts"][-1]["last_step"]) == (2, 100)
+    assert report["parts"][0]["seen_tokens"] == pytest.approx(BIG * (1 + 3 + 5 + 7 + 9) / 5)
 
 
 def test_the_report_says_what_the_batch_is_beside_it(run: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,10 +86,10 @@ def test_it_is_drawn(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_what_is_lost_in_noise_has_no_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = logged(tmp_path / "b", [record(one, squared=-0.1 if one % 2 else 0.1) for one in range(1, 41)])
+    run = logged(tmp_path / "b", [record(step, squared=-0.1 if step % 2 else 0.1) for step in range(1, 41)])
     assert main(["batch", "noise", run, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["noise"]
-    assert found["interval90"][1] is None
+    noise = json.loads(capsys.readouterr().out)["noise"]
+    assert noise["interval90"][1] is None
     assert main(["batch", "noise", run]) == 0
     assert "∞" in capsys.readouterr().out
 
@@ -105,9 +105,9 @@ def test_a_run_that_measured_nothing_is_refused(tmp_path: Path, capsys: pytest.C
 def test_plans_find_what_a_run_measured(run: str) -> None:
     folder = RunFolder(Path(run))
     write_noise(folder, read_log(folder.log))
-    found = parse_noise_scale(run)
-    assert found.tokens == pytest.approx(10_000)
-    assert found.interval90 == pytest.approx((10_000, 10_000))
+    scale = parse_noise_scale(run)
+    assert scale.tokens == pytest.approx(10_000)
+    assert scale.interval90 == pytest.approx((10_000, 10_000))
     assert sw.run_noise(run).noise_scale is not None
 
 
@@ -115,9 +115,9 @@ def test_a_step_is_a_sample_where_its_batch_has_two_parts() -> None:
     assert noise_sample(1.0, 2.0, [8]) is None
     assert noise_sample(1.0, 2.0, [8, 0, 0]) is None
     assert noise_sample(math.inf, 2.0, [8, 8]) is None
-    found = noise_sample(3.0, 2.0, [8, 0, 8])
-    assert found is not None
-    assert (found.small_norm_squared, found.big_norm_squared, found.small_tokens, found.big_tokens) == (
+    sample = noise_sample(3.0, 2.0, [8, 0, 8])
+    assert sample is not None
+    assert (sample.small_norm_squared, sample.big_norm_squared, sample.small_tokens, sample.big_tokens) == (
         6.0,
         4.0,
         8.0,

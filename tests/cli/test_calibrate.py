@@ -46,7 +46,7 @@ def test_a_calibrated_cluster_is_planned_with(capsys: pytest.CaptureFixture[str]
     assert json.loads(ours)["estimate"]["step_time_s"] != json.loads(bound)["estimate"]["step_time_s"]
 
 
-def own_rows(folder: Path, family: str, chip: str, most: int) -> str:
+def write_published_rows(folder: Path, family: str, chip: str, max_rows: int) -> str:
     """Published rows of a source in a file, as one's own."""
     rows = [
         row
@@ -56,7 +56,8 @@ def own_rows(folder: Path, family: str, chip: str, most: int) -> str:
     columns = sorted({column for row in rows for column, _ in row.inputs})
     lines = [",".join([*columns, "step_time_s"])]
     lines += [
-        ",".join([*(f'"{row.cell(column)}"' for column in columns), repr(row.step_time_s)]) for row in rows[::4][:most]
+        ",".join([*(f'"{row.cell(column)}"' for column in columns), repr(row.step_time_s)])
+        for row in rows[::4][:max_rows]
     ]
     file = folder / "mine.csv"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -64,12 +65,12 @@ def own_rows(folder: Path, family: str, chip: str, most: int) -> str:
 
 
 def test_many_alike_runs_narrow_the_interval(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = own_rows(tmp_path, "mosaicml-mpt", "H100-80GB-SXM", 16)
+    rows = write_published_rows(tmp_path, "mosaicml-mpt", "H100-80GB-SXM", 16)
     code, text, _ = run(capsys, "calibrate", "h100:64", "--runs", rows, "--json")
-    found = json.loads(text)
-    low, high = found["spread"]["dense"]
-    of_three_runs = published_spread("calibrated", "h100", found["stack"], "dense")
-    assert (code, found["runs"]["count"]) == (0, 16)
+    report = json.loads(text)
+    low, high = report["spread"]["dense"]
+    of_three_runs = published_spread("calibrated", "h100", report["stack"], "dense")
+    assert (code, report["runs"]["count"]) == (0, 16)
     assert high / low < of_three_runs[1] / of_three_runs[0]
 
 
@@ -87,9 +88,9 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert payload["source"] == "fitted to 3 runs of runs.csv and 1 micro-benchmark of machine.jsonl"
     assert (payload["runs"]["count"], payload["benches"]["count"], payload["left_aside"]) == (3, 1, {})
     assert payload["runs"]["after"]["mean"] < payload["runs"]["before"]["mean"]
-    errors = [abs(one["after_s"] / one["measured_s"] - 1) for one in payload["residuals"]]
+    errors = [abs(residual["after_s"] / residual["measured_s"] - 1) for residual in payload["residuals"]]
     assert errors == sorted(errors, reverse=True)
-    assert {one["kind"] for one in payload["residuals"]} == {"dense", "moe", "bench"}
+    assert {residual["kind"] for residual in payload["residuals"]} == {"dense", "moe", "bench"}
 
 
 def test_the_report_says_what_is_not_identified(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -151,23 +152,29 @@ bytes_per_s = "50 GB/s"
 
 def test_a_chip_of_ones_own_by_a_launch_and_its_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """From a plan on it to a calibrated cluster, by the run itself and by a row of it; and once more from there."""
-    own, mine, plan, rows = (str(tmp_path / name) for name in ("x1.toml", "mine.toml", "plan.json", "rows.csv"))
-    Path(own).write_text(CHIP, encoding="utf-8")
-    code, text, _ = run(capsys, "plan", "llama-3-8b", own, *JOB, "--stack", "megatron", "--out", plan, "--json")
+    cluster_file, calibrated_file, plan, rows = (
+        str(tmp_path / name) for name in ("x1.toml", "mine.toml", "plan.json", "rows.csv")
+    )
+    Path(cluster_file).write_text(CHIP, encoding="utf-8")
+    code, text, _ = run(
+        capsys, "plan", "llama-3-8b", cluster_file, *JOB, "--stack", "megatron", "--out", plan, "--json"
+    )
     predicted = json.loads(text)["estimate"]["step_time_s"]
     log = tmp_path / "train.log"
     log.write_text("\n".join(megatron(n, predicted * 1.25e3, batch=64) for n in range(30)) + "\n")
-    code, text, err = run(capsys, "calibrate", own, "--run", plan, str(log), "--out", mine, "--json")
+    code, text, err = run(
+        capsys, "calibrate", cluster_file, "--run", plan, str(log), "--out", calibrated_file, "--json"
+    )
     assert (code, err) == (0, "")
     (residual,) = json.loads(text)["residuals"]
     assert residual["before_s"] == pytest.approx(predicted)
     assert residual["before_s"] < residual["after_s"] < residual["measured_s"] * 1.01
     assert run(capsys, "mfu", str(log), "--plan", plan, "--row", rows)[0] == 0
-    _, text, _ = run(capsys, "calibrate", own, "--runs", rows, "--json")
+    _, text, _ = run(capsys, "calibrate", cluster_file, "--runs", rows, "--json")
     assert json.loads(text)["residuals"][0]["after_s"] == pytest.approx(residual["after_s"], rel=1e-3)
-    _, text, _ = run(capsys, "calibrate", mine, "--run", plan, str(log), "--json")
+    _, text, _ = run(capsys, "calibrate", calibrated_file, "--run", plan, str(log), "--json")
     assert json.loads(text)["residuals"][0]["after_s"] == pytest.approx(residual["after_s"])
-    assert load_cluster(mine).chip.name == "x1"
+    assert load_cluster(calibrated_file).chip.name == "x1"
     code, _, err = run(capsys, "calibrate", "h100:64", "--run", plan, str(log))
     assert (code, "1 of another chip, x1" in err) == (2, True)
 

@@ -377,7 +377,7 @@ def test_every_policy_of_the_help_can_be_pinned(capsys: pytest.CaptureFixture[st
     """The plan is the fastest with it: no other micro-batch or stage of ZeRO is."""
     _, out, err = run(capsys, *PLAN, "--pin", f"recompute={policy}", "--json")
     assert err == ""
-    layout, found = json.loads(out)["layout"], json.loads(out)["estimate"]
+    layout, estimated = json.loads(out)["layout"], json.loads(out)["estimate"]
     assert layout["recompute"] == policy
     degrees = " ".join(f"{axis}={layout[axis]}" for axis in ("dp", "fsdp", "tp", "cp", "pp"))
     for zero in (1, 2, 3) if layout["fsdp"] > 1 else (0,):
@@ -385,18 +385,18 @@ def test_every_policy_of_the_help_can_be_pinned(capsys: pytest.CaptureFixture[st
             text = (
                 f"{degrees} zero_stage={zero} micro_batch_seqs={micro} recompute={policy} async_tp={layout['async_tp']}"
             )
-            other = json.loads(run(capsys, *ESTIMATE, "--layout", text, "--json")[1])["estimate"]
-            assert other["memory_bytes"] > other["memory_capacity_bytes"] or (
-                found["step_time_s"] <= other["step_time_s"] * (1 + RESOLUTION)
+            alternative = json.loads(run(capsys, *ESTIMATE, "--layout", text, "--json")[1])["estimate"]
+            assert alternative["memory_bytes"] > alternative["memory_capacity_bytes"] or (
+                estimated["step_time_s"] <= alternative["step_time_s"] * (1 + RESOLUTION)
             )
 
 
 def test_verbs_and_flags() -> None:
-    found = {
+    flags_by_verb = {
         name: sorted(flag for action in parser._actions for flag in action.option_strings if flag.startswith("--"))
         for name, parser in verb_parsers().items()
     }
-    assert found == FLAGS
+    assert flags_by_verb == FLAGS
     top = {flag for action in build_parser()._actions for flag in action.option_strings if flag.startswith("--")}
     assert top == {"--help", "--version"}
 
@@ -437,11 +437,11 @@ def test_plan_payload_has_the_keys_that_other_tools_read(capsys: pytest.CaptureF
     } <= estimate.keys()  # fmt: skip
     assert sum(estimate["time"].values()) == pytest.approx(estimate["step_time_s"], rel=1e-12)
     assert sum(estimate["memory"].values()) == pytest.approx(estimate["memory_bytes"], rel=1e-12)
-    assert all({"layout", "estimate", "reason"} <= other.keys() for other in payload["alternatives"])
+    assert all({"layout", "estimate", "reason"} <= alternative.keys() for alternative in payload["alternatives"])
     assert all({"name", "value", "verdict"} <= rule.keys() for rule in payload["rules"])
     assert {"space", "num_layouts", "num_illegal_by_rule", "cpu_seconds"} <= payload["search"].keys()
-    least = estimate["step_time_s"] / (1 + RESOLUTION)
-    assert all(other["estimate"]["step_time_s"] >= least for other in payload["alternatives"])
+    fastest_s = estimate["step_time_s"] / (1 + RESOLUTION)
+    assert all(alternative["estimate"]["step_time_s"] >= fastest_s for alternative in payload["alternatives"])
     assert 0 < payload["bound_s"] < estimate["step_time_s"]
 
 
@@ -495,12 +495,12 @@ def test_layers_of_each_stage_are_a_choice_where_they_are_not_the_natural_ones(
     assert payload["layout"]["layers_per_stage"] == [6, 9, 9, 8]
     assert plan_payload(parse_plan(json.loads(json.dumps(payload)))) == payload
     _, natural, _ = run(capsys, *ESTIMATE, "--layout", "pp=4 fsdp=2", "--json")
-    held = json.loads(natural)["layout"]["layers_per_stage"]
-    _, said, _ = run(
-        capsys, *ESTIMATE, "--layout", f"pp=4 fsdp=2 layers_per_stage={','.join(map(str, held))}", "--json"
+    layers = json.loads(natural)["layout"]["layers_per_stage"]
+    _, explicit, _ = run(
+        capsys, *ESTIMATE, "--layout", f"pp=4 fsdp=2 layers_per_stage={','.join(map(str, layers))}", "--json"
     )
-    assert said == natural
-    assert parse_plan(json.loads(said)).layout.layers_per_stage is None
+    assert explicit == natural
+    assert parse_plan(json.loads(explicit)).layout.layers_per_stage is None
     assert json.loads(natural)["estimate"]["step_time_s"] < again.estimate.step_time_s
 
 
@@ -712,20 +712,30 @@ def test_a_picture_of_another_kind_is_refused(arguments: list[str], capsys: pyte
 def test_terms_of_memory_are_shown_whether_they_add_or_take(capsys: pytest.CaptureFixture[str]) -> None:
     """The peak of the first stage is where saved tensors of a layer have gone: its workspace is below zero."""
     layout = "fsdp=4 pp=2 schedule=1f1b zero_stage=2 layers_per_stage=17,15"
-    asked = ["memory", "llama-3-8b", "h100:8", "--layout", layout, "--seq-len", "2048", "--set", "job.loss=in_place"]
-    assert main([*asked, "--json"]) == 0
-    held = json.loads(capsys.readouterr().out)["layouts"][0]["stages"][0]
-    assert held["workspace"] < 0
-    assert main([*asked, "-v"]) == 0
+    arguments = [
+        "memory",
+        "llama-3-8b",
+        "h100:8",
+        "--layout",
+        layout,
+        "--seq-len",
+        "2048",
+        "--set",
+        "job.loss=in_place",
+    ]
+    assert main([*arguments, "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["layouts"][0]["stages"][0]
+    assert memory["workspace"] < 0
+    assert main([*arguments, "-v"]) == 0
     by_term = capsys.readouterr().out.split("by term")[1].split("[1] stages")[0]
     shown = {line.split()[0]: " ".join(line.split()[1:3]) for line in by_term.splitlines() if line.strip()}
-    assert shown == {name: format_bytes(size) for name, size in held.items() if size}
+    assert shown == {name: format_bytes(size) for name, size in memory.items() if size}
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_search(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("shardwise.search.planner.make_plan", lambda *given, **named: pytest.fail("searched"))
+    monkeypatch.setattr("shardwise.search.planner.make_plan", lambda *operands, **options: pytest.fail("searched"))
     for target in (tmp_path / "none" / "plan.json", tmp_path):
         code, _, err = run(capsys, *PLAN, "--out", str(target))
         assert code == 2

@@ -23,9 +23,9 @@ def run(*arguments: str) -> str:
 
 
 def payload(*arguments: str) -> dict[str, Any]:
-    found = json.loads(run(*arguments, "--json"))
-    assert isinstance(found, dict)
-    return found
+    parsed = json.loads(run(*arguments, "--json"))
+    assert isinstance(parsed, dict)
+    return parsed
 
 
 def test_a_torus_says_what_wraparound_is_worth() -> None:
@@ -53,16 +53,16 @@ def test_a_small_array_is_latency_bound() -> None:
 
 
 def test_the_payload_has_the_reports_fields() -> None:
-    found = payload(*V5E)
-    assert found["schema"] == "shardwise.collective/1"
-    assert found.keys() == {
+    report = payload(*V5E)
+    assert report["schema"] == "shardwise.collective/1"
+    assert report.keys() == {
         "schema", "on", "wrap_rule", "kind", "bytes", "network", "axes", "wraps", "num_devices", "hops", "time_s",
         "latency_s", "bandwidth_s", "bound", "crossover_bytes", "bytes_received_per_device", "algbw", "busbw", "algorithm",
         "alternatives",
     }  # fmt: skip
-    assert found["time_s"] == pytest.approx(559.24e-6, rel=1e-4)
-    assert found["bytes_received_per_device"] == pytest.approx(0.75 * 2 * 2048 * 8192)
-    assert {one["name"] for one in found["alternatives"]} == {"ring", "ring, one way"}
+    assert report["time_s"] == pytest.approx(559.24e-6, rel=1e-4)
+    assert report["bytes_received_per_device"] == pytest.approx(0.75 * 2 * 2048 * 8192)
+    assert {alternative["name"] for alternative in report["alternatives"]} == {"ring", "ring, one way"}
 
 
 def test_switches_compare_algorithms() -> None:
@@ -87,10 +87,10 @@ def test_switches_compare_algorithms() -> None:
     ],
 )
 def test_where_axes_lie(on: str, axes: str, placed: list[int], wraps: list[bool]) -> None:
-    found = payload("all-gather", "34MB", "--axes", axes, "--on", on)
-    assert found["axes"] == placed
-    assert [w for w, size in zip(found["wraps"], placed, strict=False) if size > 1] == [
-        w for w, size in zip(wraps, placed, strict=False) if size > 1
+    report = payload("all-gather", "34MB", "--axes", axes, "--on", on)
+    assert report["axes"] == placed
+    assert [wrapped for wrapped, size in zip(report["wraps"], placed, strict=False) if size > 1] == [
+        wrapped for wrapped, size in zip(wraps, placed, strict=False) if size > 1
     ]
 
 
@@ -170,8 +170,10 @@ def test_a_cluster_file_takes_the_place_of_a_slice(tmp_path: Path) -> None:
     """The same answer as for the slice that the file describes; capital letters in its path stay."""
     path = tmp_path / "My-Slice.TOML"
     path.write_text('chip = "tpu-v5p"\ntorus = { shape = [4, 4, 8] }\n', encoding="utf-8")
-    own, sold = (payload("all-gather", "1GB", "--axes", "4,8", "--on", on) for on in (str(path), "tpu-v5p:4x4x8"))
-    assert own | {"on": ""} == sold | {"on": ""}
+    from_file, from_slice = (
+        payload("all-gather", "1GB", "--axes", "4,8", "--on", on) for on in (str(path), "tpu-v5p:4x4x8")
+    )
+    assert from_file | {"on": ""} == from_slice | {"on": ""}
 
 
 def test_a_group_between_pods() -> None:

@@ -28,7 +28,7 @@ HANG_S = 60  # a shell that has not answered by then hangs
 
 
 def words(*line: str) -> list[str]:
-    return [one.word for one in complete(line)]
+    return [completion.word for completion in complete(line)]
 
 
 def test_every_verb_is_offered_with_its_line() -> None:
@@ -38,7 +38,7 @@ def test_every_verb_is_offered_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         (["plan", ""], model_names()),
         (["plan", "llama-3-8b", "mi300x:"], ["mi300x:8", "mi300x:64"]),
@@ -61,14 +61,14 @@ def test_every_verb_is_offered_with_its_line() -> None:
         (["plan", "llama-3-8b", "h100:8", "--batch-tokens", ""], []),
     ],
 )  # fmt: skip
-def test_what_may_stand_at_the_end(line: list[str], found: Sequence[str]) -> None:
-    assert words(*line) == list(found)
+def test_what_may_stand_at_the_end(line: list[str], expected: Sequence[str]) -> None:
+    assert words(*line) == list(expected)
 
 
 def test_flags_have_the_line_of_their_help() -> None:
-    found = dict(complete(["kv-cache", "llama-3-8b", "--"]))
-    assert found["--context"] == "tokens of each sequence, such as 8Ki"
-    assert all(found.values())
+    completions = dict(complete(["kv-cache", "llama-3-8b", "--"]))
+    assert completions["--context"] == "tokens of each sequence, such as 8Ki"
+    assert all(completions.values())
 
 
 def test_each_shell_has_the_words_as_it_takes_them() -> None:
@@ -138,12 +138,12 @@ def at_a_tab(shell: str, environment: dict[str, str], typed: str, expected: str,
 
 
 def read_until(terminal: int, expected: str) -> str:
-    found, ends = "", time.monotonic() + HANG_S
-    while expected not in found and time.monotonic() < ends:
+    output, deadline = "", time.monotonic() + HANG_S
+    while expected not in output and time.monotonic() < deadline:
         if select.select([terminal], [], [], 1)[0]:
-            found += os.read(terminal, 4096).decode(errors="replace").replace("\r", "")
-    assert expected in found, found
-    return found
+            output += os.read(terminal, 4096).decode(errors="replace").replace("\r", "")
+    assert expected in output, output
+    return output
 
 
 @pytest.mark.parametrize("shell_of", ["bash", "zsh"], indirect=True)

@@ -50,8 +50,8 @@ def a_run(weights: ModelWeights, tmp_path: Path) -> Path:
 
 
 def equal(folder: Path, weights: ModelWeights, dtype: torch.dtype = torch.float32) -> bool:
-    found = load_hf(folder).tensors
-    return all(torch.equal(found[name], tensor.to(dtype)) for name, tensor in weights.tensors.items())
+    tensors = load_hf(folder).tensors
+    return all(torch.equal(tensors[name], tensor.to(dtype)) for name, tensor in weights.tensors.items())
 
 
 def test_a_run_goes_through_all_formats(
@@ -91,11 +91,11 @@ def test_what_begins_a_run_elsewhere_is_said(
     weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_hf(weights, tmp_path / "hf", seq_len=SEQ_LEN)
-    wanted = {
+    expected = {
         "torchtitan": "--checkpoint.enable --checkpoint.initial_load_path {out}", "megatron": "pretrain_gpt.py --load {out}",
         "megatron-ranks": "pretrain_gpt.py --load {out} --ckpt-format torch",
     }  # fmt: skip
-    for name, text in wanted.items():
+    for name, text in expected.items():
         _, out, _ = run(capsys, tmp_path / "hf", "--to", name, "--out", tmp_path / name)
         assert out.splitlines()[1] == f"begin with it: {text.format(out=tmp_path / name)}"
         assert out.splitlines()[2].startswith(

@@ -40,19 +40,19 @@ def test_a_model_and_a_cluster_are_enough_and_the_head_says_what_was_assumed(
 
 
 def test_a_plan_with_defaults_is_the_plan_of_these_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    found, explicit = payload(capsys, "plan", *TWO_WORDS), payload(capsys, "plan", *TWO_WORDS, *SIZES)
-    assert found["defaults"] == ["seq_len", "batch_tokens"]
+    default, explicit = payload(capsys, "plan", *TWO_WORDS), payload(capsys, "plan", *TWO_WORDS, *SIZES)
+    assert default["defaults"] == ["seq_len", "batch_tokens"]
     assert "defaults" not in explicit
-    assert without_times(found) == without_times(explicit)
+    assert without_times(default) == without_times(explicit)
     assert payload(capsys, "plan", *TWO_WORDS, *SIZES[:2])["defaults"] == ["seq_len"]
     assert "(default" not in run(capsys, "plan", *TWO_WORDS, *SIZES)
 
 
 def test_an_estimate_without_a_layout_is_of_the_one_that_plan_chooses(capsys: pytest.CaptureFixture[str]) -> None:
-    planned, found = payload(capsys, "plan", *TWO_WORDS), payload(capsys, "estimate", *TWO_WORDS)
-    assert found["defaults"] == ["seq_len", "batch_tokens", "layout"]
-    assert (found["layout"], found["estimate"]) == (planned["layout"], planned["estimate"])
-    assert found["search"] is None
+    planned, estimated = payload(capsys, "plan", *TWO_WORDS), payload(capsys, "estimate", *TWO_WORDS)
+    assert estimated["defaults"] == ["seq_len", "batch_tokens", "layout"]
+    assert (estimated["layout"], estimated["estimate"]) == (planned["layout"], planned["estimate"])
+    assert estimated["search"] is None
     assert "; the layout is the one that `plan` chooses" in run(capsys, "estimate", *TWO_WORDS).splitlines()[0]
     assert payload(capsys, "estimate", *TWO_WORDS, "--layout", "dp=8")["defaults"] == ["seq_len", "batch_tokens"]
     assert "defaults" not in payload(capsys, "estimate", *TWO_WORDS, *SIZES, "--layout", "dp=8")
@@ -105,8 +105,8 @@ def test_a_batch_with_fewer_sequences_than_the_layout_needs_is_multiplied(capsys
         in text
     )
     assert payload(capsys, "plan", "gpt-2", "h100:1536", *pins)["job"]["global_batch_tokens"] == 3 * 2**19
-    found = payload(capsys, "estimate", "gpt-2", "h100:1024", "--layout", "dp=1024 micro_batch_seqs=2")
-    assert (found["job"]["global_batch_tokens"], found["estimate"]["waste"]) == (4 * 2**19, {})
+    report = payload(capsys, "estimate", "gpt-2", "h100:1024", "--layout", "dp=1024 micro_batch_seqs=2")
+    assert (report["job"]["global_batch_tokens"], report["estimate"]["waste"]) == (4 * 2**19, {})
     piped = payload(capsys, "estimate", "gpt-2", "h100:1024", "--layout", "dp=512 pp=2")
     assert piped["job"]["global_batch_tokens"] == 2 * 2**19  # a micro-batch for each stage
     compared = payload(capsys, "plan", "gpt-2", "h100:8,1024", *pins)

@@ -155,9 +155,9 @@ H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85e9)
 def test_what_pytorch_has(torch: TorchSupport, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     host = replace(describe_host(), torch=torch)
     monkeypatch.setattr(diagnosis, "describe_host", lambda folder: host)
-    found = sw.doctor()
-    require_payload_numbers(found)
-    text = render_text(report_of(found))
+    diagnosed = sw.doctor()
+    require_payload_numbers(diagnosed)
+    text = render_text(report_of(diagnosed))
     for line in lines:
         assert line in text, text
 

@@ -55,16 +55,16 @@ def test_what_figures_say_of_crossings_is_drawn() -> None:
     assert "434 and 850" in FIGURES["strategies-4x4x4"].here
     assert 1.6e6 < marks_of(times, RuleLine)[0].at < 1.65e6
     (zero,) = sw.figure("zero-stages").charts()
-    said = re.findall(r"[\d.]+\d", FIGURES["zero-stages"].here.partition(": ")[2])
-    assert [f"{total / 1e9:.3g}" for total in marks_of(zero, StackedBars)[0].sums] == said
+    totals = re.findall(r"[\d.]+\d", FIGURES["zero-stages"].here.partition(": ")[2])
+    assert [f"{total / 1e9:.3g}" for total in marks_of(zero, StackedBars)[0].sums] == totals
 
 
 def test_figures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys)
     assert code == 0
-    for name, one in FIGURES.items():
-        assert f"  {name}: {one.section}" in out
-        assert one.book.url in out
+    for name, drawn in FIGURES.items():
+        assert f"  {name}: {drawn.section}" in out
+        assert drawn.book.url in out
 
 
 def test_one_figure_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -91,14 +91,14 @@ def test_figures_and_a_page_in_a_folder(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "zero-stages", "--json")
-    found = json.loads(out)
-    assert found.keys() == {"schema", "name", "book", "section", "url", "original", "here", "command", "charts"}
-    assert found["schema"] == "shardwise.figure/2"
-    assert sum(part["value"] for part in found["charts"][0]["panels"][0]["marks"][0]["bars"][0]) == 120e9
+    report = json.loads(out)
+    assert report.keys() == {"schema", "name", "book", "section", "url", "original", "here", "command", "charts"}
+    assert report["schema"] == "shardwise.figure/2"
+    assert sum(part["value"] for part in report["charts"][0]["panels"][0]["marks"][0]["bars"][0]) == 120e9
     _, out, _ = run(capsys, "--json")
-    found = json.loads(out)
-    assert found["schema"] == "shardwise.figures/1"
-    assert [one["name"] for one in found["figures"]] == list(FIGURES)
+    report = json.loads(out)
+    assert report["schema"] == "shardwise.figures/1"
+    assert [figure["name"] for figure in report["figures"]] == list(FIGURES)
     _, out, _ = run(capsys, "sharding-fsdp", "--json")
     assert json.loads(out)["charts"][0]["panels"][0]["marks"][0]["cells"][0]["lines"] == ["0"]
 
@@ -135,8 +135,8 @@ class _Tags(HTMLParser):
 def test_a_page_holds_no_script() -> None:
     hostile = "<script>alert(1)</script>"
     book = Book(title=hostile, url="https://example.org/")
-    one = Figure(name="x", book=book, section=hostile, original=hostile, here=hostile, charts=lambda: ())
+    hostile_figure = Figure(name="x", book=book, section=hostile, original=hostile, here=hostile, charts=lambda: ())
     parser = _Tags()
-    parser.feed(figures_page([one]))
+    parser.feed(figures_page([hostile_figure]))
     assert "script" not in parser.tags
     assert "figure" in parser.tags

@@ -66,13 +66,13 @@ def words_of(example: str) -> list[str]:
 @pytest.mark.parametrize("name", VERBS)
 def test_every_example_is_a_command_line(name: str) -> None:
     """Of the verb itself, or of one whose file it takes."""
-    parser, own = build_parser(), 0
+    parser, num_examples = build_parser(), 0
     for example in verb_parsers()[name].examples:
         if example.startswith("torchrun "):
             rank_parser().parse_args(words_of(example))
         else:
-            own += parser.parse_args(words_of(example)).verb == name
-    assert own > 0
+            num_examples += parser.parse_args(words_of(example)).verb == name
+    assert num_examples > 0
 
 
 SLOW = ("shardwise plan llama-3-8b h100:64,128,256,512 --noise-scale 1.2Mi",)  # a session of docs/batch.md

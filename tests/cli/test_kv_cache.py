@@ -49,12 +49,12 @@ def test_weights_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("llama-2-7b", "--context", "1", "--dtype", "int8", "--set", "model.num_layers=64", "--json")
-    found = json.loads(run(capsys, *arguments)[1])
-    assert found["schema"] == "shardwise.kv-cache/3"
-    assert found["bytes_per_token"] == found["sequence_bytes"] == 2**19
-    assert found["cluster"] is None
-    found = json.loads(run(capsys, *arguments, "--on", "h100:1", "--set", "chip.memory_bytes=10GB")[1])
-    assert (found["cluster"]["name"], found["cluster"]["memory_bytes"]) == ("h100:1", 10e9)
+    report = json.loads(run(capsys, *arguments)[1])
+    assert report["schema"] == "shardwise.kv-cache/3"
+    assert report["bytes_per_token"] == report["sequence_bytes"] == 2**19
+    assert report["cluster"] is None
+    report = json.loads(run(capsys, *arguments, "--on", "h100:1", "--set", "chip.memory_bytes=10GB")[1])
+    assert (report["cluster"]["name"], report["cluster"]["memory_bytes"]) == ("h100:1", 10e9)
 
 
 def test_the_books_leave_no_memory_to_the_runtime(capsys: pytest.CaptureFixture[str]) -> None:

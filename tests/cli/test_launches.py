@@ -43,34 +43,34 @@ def test_a_plan_is_written_and_read_back(plan: str, tmp_path: Path, capsys: pyte
     assert "start it on each node: bash launch.sh" in out
     again = tmp_path / "again.json"
     code, out, _ = run(capsys, "read", str(folder / "launch.sh"), "--cluster", "h100:16", "--json", "--out", str(again))
-    found = json.loads(out)
-    assert (code, found["schema"], found["target"], found["unknown"]) == (0, "shardwise.read/3", "megatron", [])
-    assert found["model"]["name"] == "llama-3-8b"
-    own, read = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (plan, again))
+    report = json.loads(out)
+    assert (code, report["schema"], report["target"], report["unknown"]) == (0, "shardwise.read/3", "megatron", [])
+    assert report["model"]["name"] == "llama-3-8b"
+    planned, read = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (plan, again))
     for name in ("model", "cluster", "job", "layout", "estimate"):
-        assert read[name] == own[name], name
-    assert found["estimate"] == own["estimate"]
+        assert read[name] == planned[name], name
+    assert report["estimate"] == planned["estimate"]
 
 
-@pytest.mark.parametrize(("target", "given"), [("megatron", ()), ("deepspeed", ("--model", "llama-3-8b"))])
+@pytest.mark.parametrize(("target", "model_flags"), [("megatron", ()), ("deepspeed", ("--model", "llama-3-8b"))])
 def test_a_script_that_starts_more_than_there_is_told(
-    target: str, given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: str, model_flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two nodes of eight, read for both of them and for one: as a note, or beside what then is wrong."""
     job = ("--batch-tokens", "1Mi", "--seq-len", "8192", "--stack", target, "--export", str(tmp_path))
     assert run(capsys, "plan", "llama-3-8b", "h100:16", *job)[0] == 0
-    own = [str(file) for file in tmp_path.iterdir() if file.name not in ("README.md", "launch.slurm")]
-    said = "launch.sh starts 2 × 8 = 16 processes; this is priced on 8 devices"
-    assert said not in "".join(run(capsys, "read", *own, "--cluster", "h100:16", *given)[1:])
-    assert said in "".join(run(capsys, "read", *own, "--cluster", "h100:8", *given)[1:])
+    files = [str(file) for file in tmp_path.iterdir() if file.name not in ("README.md", "launch.slurm")]
+    warning = "launch.sh starts 2 × 8 = 16 processes; this is priced on 8 devices"
+    assert warning not in "".join(run(capsys, "read", *files, "--cluster", "h100:16", *model_flags)[1:])
+    assert warning in "".join(run(capsys, "read", *files, "--cluster", "h100:8", *model_flags)[1:])
 
 
 def test_the_payload_of_an_export(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "export", plan, "--to", "megatron", "--json")
-    found = json.loads(out)
+    report = json.loads(out)
     assert code == 0
-    assert set(found) == {"schema", "target", "version", "files", "command", "not_expressible", "warnings"}
-    assert found["files"] == ["launch.sh", "launch.slurm", "README.md"]
+    assert set(report) == {"schema", "target", "version", "files", "command", "not_expressible", "warnings"}
+    assert report["files"] == ["launch.sh", "launch.slurm", "README.md"]
 
 
 def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,15 +79,15 @@ def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys:
     assert code == 0
     assert "without recompute-granularity" in out
     code, out, _ = run(capsys, "read", str(tmp_path / "launch.sh"), "--cluster", "h100:16", "--json")
-    found = json.loads(out)
-    steps = [change["step_time_s"] for change in found["better"]]
+    report = json.loads(out)
+    steps = [change["step_time_s"] for change in report["better"]]
     assert steps[1:] == sorted(steps[1:])
-    assert max(steps) < found["estimate"]["step_time_s"]
-    assert found["better"][0]["memory_bytes"] <= found["estimate"]["memory_capacity_bytes"]
+    assert max(steps) < report["estimate"]["step_time_s"]
+    assert report["better"][0]["memory_bytes"] <= report["estimate"]["memory_capacity_bytes"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no command has an option"),
         ("echo hello", "no command has an option"),
@@ -110,13 +110,13 @@ def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys:
     ],
 )
 def test_what_is_no_launch_is_said_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
     file = tmp_path / "launch.sh"
     file.write_text(text, encoding="utf-8")
     code, out, err = run(capsys, "read", str(file), "--cluster", "h100:16")
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
 
 
@@ -161,15 +161,15 @@ def test_a_pipeline_whose_options_are_in_arrays(tmp_path: Path, capsys: pytest.C
     )
     code, out, err = run(capsys, "read", str(file), "--cluster", "h100:16", "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert (found["model"]["name"], found["model"]["vocab_size"]) == ("llama-3-8b", 128256)
-    assert found["layout"]["text"] == (
+    report = json.loads(out)
+    assert (report["model"]["name"], report["model"]["vocab_size"]) == ("llama-3-8b", 128256)
+    assert report["layout"]["text"] == (
         "fsdp=2 tp=2 pp=4 zero_stage=1 sequence_parallel=true layers_per_stage=8,8,8,8 micro_batch_seqs=1 recompute=none"
     )
-    assert found["unknown"] == ["some-new-option"]
-    assert {"lr", "log-interval"} <= set(found["unread"])
-    assert [note.partition(",")[0] for note in found["notes"]] == ["the launch says no vocabulary"]
-    assert any("num-virtual-stages-per-pipeline-rank" in change["change"] for change in found["better"])
+    assert report["unknown"] == ["some-new-option"]
+    assert {"lr", "log-interval"} <= set(report["unread"])
+    assert [note.partition(",")[0] for note in report["notes"]] == ["the launch says no vocabulary"]
+    assert any("num-virtual-stages-per-pipeline-rank" in change["change"] for change in report["better"])
 
 
 def test_numbers_of_the_reports_are_those_of_the_payload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ def test_every_tool_describes_its_parameters() -> None:
     assert set(listed) == set(TOOLS)
     assert listed["memory"]["required"] == ["model", "cluster"]
     for schema in listed.values():
-        texts = [each["description"] for each in schema["properties"].values()]
+        texts = [parameter["description"] for parameter in schema["properties"].values()]
         assert all(texts)
         assert not [text for text in texts if "--batch-tokens" in text or "--tokens" in text]
 

@@ -31,9 +31,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
     code, out, err = run(capsys, "mfu", *arguments, "--json")
     assert (code, err) == (0, "")
-    found: dict[str, object] = json.loads(out)
-    assert found["schema"] == "shardwise.mfu/2"
-    return found
+    parsed: dict[str, object] = json.loads(out)
+    assert parsed["schema"] == "shardwise.mfu/2"
+    return parsed
 
 
 # Source: torchtitan 0.2.2, train.py, Trainer.__init__.
@@ -84,15 +84,15 @@ def test_a_rate_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_step_time_beside_the_plan_s_choice(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "mfu", "--step-time", "2.5s", *RAN, *BATCH)
     assert "the layout of the run is not known (--layout); the plan's choice for the same job" in out
-    found = payload(capsys, "--step-time", "2500ms", *RAN, *BATCH)
+    report = payload(capsys, "--step-time", "2500ms", *RAN, *BATCH)
     _, planned, _ = run(capsys, "plan", "llama-3-8b", "h100:64", "--seq-len", "8192", *BATCH, "--json")
-    assert found["plan"]["step_time_s"] == json.loads(planned)["estimate"]["step_time_s"]  # type: ignore[index]
-    assert (found["account"], found["step_time_s"]) == (None, 2.5)
+    assert report["plan"]["step_time_s"] == json.loads(planned)["estimate"]["step_time_s"]  # type: ignore[index]
+    assert (report["account"], report["step_time_s"]) == (None, 2.5)
 
 
 def test_a_log_against_the_prediction_of_its_layout(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    given = (titan_log(tmp_path), *RAN, *BATCH, *LAYOUT)
-    code, out, err = run(capsys, "mfu", *given)
+    arguments = (titan_log(tmp_path), *RAN, *BATCH, *LAYOUT)
+    code, out, err = run(capsys, "mfu", *arguments)
     assert (code, err) == (0, "")
     for words in (
         "a log of torchtitan: 31 lines of steps 1 to 300", "27 lines counted", "4 of warm-up", "loss 10.0000 at first, 7.0000 at",
@@ -101,13 +101,13 @@ def test_a_log_against_the_prediction_of_its_layout(capsys: pytest.CaptureFixtur
         "GEMM efficiency", "exposed communication over fsdp", "not explained by the prediction",
     ):  # fmt: skip
         assert words in out
-    found = payload(capsys, *given)
-    parts = found["account"]["parts"]  # type: ignore[index]
-    assert sum(part["seconds"] for part in parts) == pytest.approx(found["step_time_s"])
-    assert found["step_time_s"] == pytest.approx((1 << 20) / 6500 / 64)
+    report = payload(capsys, *arguments)
+    parts = report["account"]["parts"]  # type: ignore[index]
+    assert sum(part["seconds"] for part in parts) == pytest.approx(report["step_time_s"])
+    assert report["step_time_s"] == pytest.approx((1 << 20) / 6500 / 64)
     _, estimated, _ = run(capsys, "estimate", "llama-3-8b", "h100:64", "--seq-len", "8192", *BATCH, *LAYOUT, "--json")
-    assert found["account"]["predicted_s"] == json.loads(estimated)["estimate"]["step_time_s"]  # type: ignore[index]
-    assert found["log"]["rule"] in " ".join(out.split("\n"))  # type: ignore[index]
+    assert report["account"]["predicted_s"] == json.loads(estimated)["estimate"]["step_time_s"]  # type: ignore[index]
+    assert report["log"]["rule"] in " ".join(out.split("\n"))  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_log_says_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_from_a_launch_and_its_log_to_a_calibrated_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows, mine = str(tmp_path / "rows.csv"), str(tmp_path / "mine.toml")
+    rows, calibrated_file = str(tmp_path / "rows.csv"), str(tmp_path / "mine.toml")
     code, out, err = run(capsys, "mfu", LOG, "--launch", LAUNCH, "--cluster", "h100:64", "--row", rows)
     assert (code, err) == (0, "")
     assert "predicted" in out
@@ -135,18 +135,18 @@ def test_from_a_launch_and_its_log_to_a_calibrated_cluster(capsys: pytest.Captur
         (row,) = csv.DictReader(file)
     assert (row["software"], row["chip"], row["zero_stage"], row["global_batch"]) == ("megatron", "h100", "2", "128")
     of_rows = run(capsys, "calibrate", "h100:64", "--runs", rows, "--json")
-    code, text, err = run(capsys, "calibrate", "h100:64", "--run", LAUNCH, LOG, "--json", "--out", mine)
+    code, text, err = run(capsys, "calibrate", "h100:64", "--run", LAUNCH, LOG, "--json", "--out", calibrated_file)
     assert (code, err) == (0, "")
-    found, same = json.loads(text), json.loads(of_rows[1])
-    assert found["constants"] == same["constants"]
-    assert [one["id"] for one in found["residuals"]] == [LOG]
-    assert found["source"] == "fitted to 1 run of train.log"
-    calibration = load_cluster(mine).calibration
+    report, same = json.loads(text), json.loads(of_rows[1])
+    assert report["constants"] == same["constants"]
+    assert [residual["id"] for residual in report["residuals"]] == [LOG]
+    assert report["source"] == "fitted to 1 run of train.log"
+    calibration = load_cluster(calibrated_file).calibration
     assert calibration is not None
     assert calibration.stack == "megatron"
     before, after = (
         payload(capsys, LOG, "--launch", LAUNCH, "--cluster", cluster)["account"]["predicted_s"]  # type: ignore[index]
-        for cluster in ("h100:64", mine)
+        for cluster in ("h100:64", calibrated_file)
     )
     measured = float(row["step_time_s"])
     assert abs(after - measured) < abs(before - measured)
@@ -172,12 +172,12 @@ def test_several_runs_by_their_launches_and_a_plan(capsys: pytest.CaptureFixture
     log = tmp_path / "other.log"
     log.write_text("\n".join(megatron(n, 3500.0, batch=256) for n in range(30)) + "\n")
     code, out, _ = run(capsys, "calibrate", "h100:64", "--run", LAUNCH, LOG, "--run", plan, str(log), "--json")
-    found = json.loads(out)
+    report = json.loads(out)
     assert code == 0
-    assert {one["id"]: one["weight"] for one in found["residuals"]} == {LOG: 1.0, str(log): 1.0}
-    _, other, _ = run(capsys, "calibrate", "h200:64", "--run", plan, str(log), "--run", LAUNCH, LOG, "--json")
-    assert json.loads(other)["left_aside"] == {"of another chip, h100": 1}
-    assert found["source"] == "fitted to 2 runs of train.log, other.log"
+    assert {residual["id"]: residual["weight"] for residual in report["residuals"]} == {LOG: 1.0, str(log): 1.0}
+    _, of_another_chip, _ = run(capsys, "calibrate", "h200:64", "--run", plan, str(log), "--run", LAUNCH, LOG, "--json")
+    assert json.loads(of_another_chip)["left_aside"] == {"of another chip, h100": 1}
+    assert report["source"] == "fitted to 2 runs of train.log, other.log"
 
 
 def test_the_folder_of_a_run_says_what_ran(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_folder_of_a_tracker_of_experiments(capsys: pytest.CaptureFixture[str]
     code, out, err = run(capsys, "mfu", str(FOLDER / name), *RAN, *BATCH, *LAYOUT)
     assert (code, err) == (0, "")
     assert words in out
-    found = payload(capsys, str(FOLDER / name), *RAN, *BATCH)
-    assert found["step_time_s"] == pytest.approx(2 + 1 / 64, rel=1e-6)
+    report = payload(capsys, str(FOLDER / name), *RAN, *BATCH)
+    assert report["step_time_s"] == pytest.approx(2 + 1 / 64, rel=1e-6)
     code, out, _ = run(capsys, "calibrate", "h100:64", "--run", LAUNCH, str(FOLDER / name), "--json")
     (residual,) = json.loads(out)["residuals"]
     assert (code, residual["measured_s"]) == (0, pytest.approx(2 + 1 / 64, rel=1e-6))
@@ -279,8 +279,8 @@ def test_times_by_the_clock_are_said(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 def test_a_log_without_a_batch_has_no_account(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    found = payload(capsys, titan_log(tmp_path), *RAN, *LAYOUT)
-    assert (found["step_time_s"], found["account"]) == (None, None)
+    report = payload(capsys, titan_log(tmp_path), *RAN, *LAYOUT)
+    assert (report["step_time_s"], report["account"]) == (None, None)
     path = tmp_path / "max.log"
     path.write_text("\n".join(maxtext(n, 2.5, 6553.6) for n in range(20)) + "\n")
     assert payload(capsys, str(path), *RAN)["utilisation"]["mfu"] == pytest.approx(51.47e9 * 6553.6 / 989e12, rel=1e-3)  # type: ignore[index]

@@ -72,16 +72,16 @@ def all_results() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"),
+    ("name", "min_numbers"),
     [
         ("plan", 30), ("estimate", 15), ("comparison", 16), ("sweep", 35), ("to loss", 50), ("explanation", 60),
         ("explanation of a run", 60), ("term", 10), ("memory", 20),
     ],
 )  # fmt: skip
-def test_numbers_are_those_of_the_payload(all_results: dict[str, Any], name: str, least: int) -> None:
+def test_numbers_are_those_of_the_payload(all_results: dict[str, Any], name: str, min_numbers: int) -> None:
     result = all_results[name]
     payload = json.loads(json.dumps(payload_of(result)))
     placed = [number for number in numbers(report_of(result)) if number.path]
-    assert len({number.path for number in placed}) >= least
+    assert len({number.path for number in placed}) >= min_numbers
     for number in placed:
         assert value_at(payload, number.path) == pytest.approx(number.value), number

@@ -54,8 +54,8 @@ def planned(place: Path, precision: str, layout: str, optimizer: str = "muon", *
 
 
 def read(file: Path | str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-    return found
+    parsed: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return parsed
 
 
 @pytest.mark.thinned(4)
@@ -73,9 +73,12 @@ def test_a_run_of_muon_in_bf16_learns_and_keeps_the_state_that_is_planned(
     """One momentum of matrices, two moments of all else, and a master copy in fp32, of half of the weights."""
     plan = planned(tmp_path, precision, layout)
     norms = NORMS if whole_norms else NORMS // 2
-    others = VOCABULARY // 2 + norms
-    wanted = {"master": 4 * (MATRICES // 2 + others), "optimizer": moment_bytes * (MATRICES // 2 + 2 * others)}
-    learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.01)
+    num_other_elements = VOCABULARY // 2 + norms
+    expected = {
+        "master": 4 * (MATRICES // 2 + num_other_elements),
+        "optimizer": moment_bytes * (MATRICES // 2 + 2 * num_other_elements),
+    }
+    require_loss_and_state(plan, expected, data, tmp_path / "run", rate=0.01)
 
 
 @pytest.mark.thinned(4)
@@ -95,9 +98,9 @@ def test_a_run_of_adafactor_in_bf16_learns_and_keeps_the_state_that_is_planned(
     plan = planned(tmp_path, precision, layout, "adafactor")
     norms = NORMS // parts_of_norms
     numbers = ROWS // parts_of_rows + COLUMNS + norms
-    wanted = {"master": 4 * ((MATRICES + VOCABULARY) // 2 + norms), "optimizer": moment_bytes * numbers}
+    expected = {"master": 4 * ((MATRICES + VOCABULARY) // 2 + norms), "optimizer": moment_bytes * numbers}
     off = moment_bytes * (NORMS - norms)
-    learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.1, off=off)
+    require_loss_and_state(plan, expected, data, tmp_path / "run", rate=0.1, off=off)
 
 
 @pytest.mark.thinned(2)
@@ -111,12 +114,12 @@ def test_a_run_in_8_bits_learns_and_keeps_the_state_that_is_planned(
     """A byte of each moment of a matrix and four for 256 of them, and of a norm's the bytes that the recipe has. Halves of the
     last norm, an array of its own, are padded to 256; and flat arrays may have a unit's norms on one rank."""
     plan = planned(tmp_path, precision, layout, "adamw_8bit")
-    own, norms = (MATRICES + VOCABULARY) // 2, NORMS // parts_of_norms
+    num_matrix_elements, norms = (MATRICES + VOCABULARY) // 2, NORMS // parts_of_norms
     padding = 256 - 256 // parts_of_norms
-    state = 2 * (own + padding) * 65 // 64 + 2 * moment_bytes * norms
-    wanted = {"master": 4 * (own + norms + padding), "optimizer": state}
+    state = 2 * (num_matrix_elements + padding) * 65 // 64 + 2 * moment_bytes * norms
+    expected = {"master": 4 * (num_matrix_elements + norms + padding), "optimizer": state}
     off = 2 * moment_bytes * (NORMS - norms)
-    learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.001, off=off)
+    require_loss_and_state(plan, expected, data, tmp_path / "run", rate=0.001, off=off)
 
 
 @pytest.mark.thinned(4)
@@ -130,12 +133,12 @@ def test_a_run_of_shampoo_in_bf16_learns_and_keeps_the_state_that_is_planned(
     """Of each matrix the average step, and whole on both ranks the squares of its sides and their roots, in fp32."""
     plan = planned(tmp_path, precision, layout, "shampoo")
     squares = LAYERS * 2 * sum(side**2 for side in SIDES)
-    others = VOCABULARY // 2 + NORMS // parts_of_norms
-    wanted = {
-        "master": 4 * (MATRICES // 2 + others),
-        "optimizer": moment_bytes * (MATRICES // 2 + 2 * others) + 4 * squares,
+    num_other_elements = VOCABULARY // 2 + NORMS // parts_of_norms
+    expected = {
+        "master": 4 * (MATRICES // 2 + num_other_elements),
+        "optimizer": moment_bytes * (MATRICES // 2 + 2 * num_other_elements) + 4 * squares,
     }
-    learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.01)
+    require_loss_and_state(plan, expected, data, tmp_path / "run", rate=0.01)
 
 
 @pytest.mark.thinned(4)
@@ -145,21 +148,25 @@ def test_a_run_with_one_moment_keeps_the_state_that_is_planned(
     optimizer: str, rate: float, layout: str, data: str, tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, "bf16", layout, optimizer)
-    own = (MATRICES + VOCABULARY) // 2 + (NORMS if "tp" in layout else NORMS // 2)
-    learns_and_keeps(plan, {"master": 4 * own, "optimizer": 4 * own}, data, tmp_path / "run", rate=rate)
+    num_elements = (MATRICES + VOCABULARY) // 2 + (NORMS if "tp" in layout else NORMS // 2)
+    require_loss_and_state(
+        plan, {"master": 4 * num_elements, "optimizer": 4 * num_elements}, data, tmp_path / "run", rate=rate
+    )
 
 
-def learns_and_keeps(plan: str, wanted: dict[str, int], data: str, run: Path, *, rate: float, off: int = 0) -> None:
+def require_loss_and_state(
+    plan: str, expected: dict[str, int], data: str, run: Path, *, rate: float, off: int = 0
+) -> None:
     """A run of a plan, whose loss goes down and whose state takes these bytes, as planned; of the moments within `off`."""
     learning = ["--learning-rate", str(rate), "--warmup", "0", "--steps", "4"]
     trained = commanded("train", plan, "--data", data, "--out", str(run), "--device", "cpu", *learning)
     assert trained.ended() == 0, trained.err
     summary = read(run / "summary.json")
     assert summary["last_loss"] < summary["first_loss"] - 0.05
-    memory, found = read(plan)["estimate"]["memory"], read(run / "measured.json")["memory"]["largest"]
-    assert {term: memory[term] for term in wanted} == wanted
-    assert found["master"] == wanted["master"]
-    assert abs(found["optimizer"] - wanted["optimizer"]) <= off
+    memory, measured = read(plan)["estimate"]["memory"], read(run / "measured.json")["memory"]["largest"]
+    assert {term: memory[term] for term in expected} == expected
+    assert measured["master"] == expected["master"]
+    assert abs(measured["optimizer"] - expected["optimizer"]) <= off
 
 
 def test_fp16_is_refused_by_name(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,9 +63,9 @@ def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
     with FULL.open("wb") as full:
         done = ran(arguments, stdout=full)
     assert done.returncode == 1
-    said = "the output cannot be written: No space left on device"
+    message = "the output cannot be written: No space left on device"
     as_json = "--json" in arguments
-    assert done.stderr.decode() == format_problems([said], 1, as_json=as_json) + "\n"
+    assert done.stderr.decode() == format_problems([message], 1, as_json=as_json) + "\n"
 
 
 def test_where_errors_cannot_be_written_the_exit_code_says_it() -> None:

@@ -29,13 +29,13 @@ def run(verb: str, *arguments: str) -> str:
 
 
 def payload(verb: str, *arguments: str) -> dict[str, Any]:
-    found = json.loads(run(verb, *arguments, "--json"))
-    assert isinstance(found, dict)
-    return found
+    parsed = json.loads(run(verb, *arguments, "--json"))
+    assert isinstance(parsed, dict)
+    return parsed
 
 
 def texts(path: Path) -> set[str]:
-    return {one.text or "" for one in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
+    return {element.text or "" for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
 
 
 def test_a_product_just_short_of_the_knee() -> None:
@@ -58,18 +58,18 @@ def test_int8_weights_halve_the_critical_batch() -> None:
 
 
 def test_the_payload_of_a_roofline() -> None:
-    found = payload("roofline", *MATMUL)
-    assert found.keys() == {
+    report = payload("roofline", *MATMUL)
+    assert report.keys() == {
         "schema", "kernel", "label", "sizes", "shapes", "chip", "dtype", "weights", "from", "options", "peak_flops_per_s",
         "memory_bytes_per_s", "flops", "read_bytes", "written_bytes", "moved_bytes", "intensity", "critical_intensity",
         "math_s", "memory_s", "time_s", "no_overlap_s", "bound", "attainable_flops_per_s", "stages", "critical_letters",
         "critical_size", "padding", "links", "with",
     }  # fmt: skip
-    assert found["schema"] == "shardwise.roofline/2"
-    assert found["flops"] == 2 * 240 * 8192 * 28672
-    assert found["moved_bytes"] == 2 * (240 * 8192 + 8192 * 28672 + 240 * 28672)
-    assert found["critical_intensity"] == pytest.approx(197e12 / 810e9)
-    assert found["time_s"] == max(found["math_s"], found["memory_s"])
+    assert report["schema"] == "shardwise.roofline/2"
+    assert report["flops"] == 2 * 240 * 8192 * 28672
+    assert report["moved_bytes"] == 2 * (240 * 8192 + 8192 * 28672 + 240 * 28672)
+    assert report["critical_intensity"] == pytest.approx(197e12 / 810e9)
+    assert report["time_s"] == max(report["math_s"], report["memory_s"])
     assert payload("roofline", "matmul", "B=1,D=8,F=8", "h100")["critical_size"] is None
 
 
@@ -132,17 +132,17 @@ def test_without_matplotlib_only_svg_is_drawn(
 
 def test_kernels_side_by_side(tmp_path: Path) -> None:
     target = tmp_path / "roofline.svg"
-    others = ["--with", "attention T=1,S=8192,N=64,K=8,H=128", "--with", "dot N=4096"]
-    shown = run("roofline", *MATMUL, *others, "--weights", "int8", "--causal", "--plot", str(target))
+    more_kernels = ["--with", "attention T=1,S=8192,N=64,K=8,H=128", "--with", "dot N=4096"]
+    shown = run("roofline", *MATMUL, *more_kernels, "--weights", "int8", "--causal", "--plot", str(target))
     lines = shown.splitlines()
     assert lines[0] == "on tpu-v5e in bf16, from hbm: compute-bound from 243.2 FLOPs/byte"
     assert [line.split()[0] for line in lines[1:]] == ["kernel", "matmul", "attention", "dot"]
     assert [line.split()[-1] for line in lines[2:]] == ["compute", "memory", "memory"]
     assert "causal flash" in lines[3]
     assert {"A", "B", "C", "dot N = 4,096"} <= texts(target)
-    found = payload("roofline", *MATMUL, *others, "--causal")
-    assert [one["kernel"] for one in found["with"]] == ["attention", "dot"]
-    assert (found["options"], found["with"][0]["options"]) == ([], ["causal", "flash"])
+    report = payload("roofline", *MATMUL, *more_kernels, "--causal")
+    assert [kernel["kernel"] for kernel in report["with"]] == ["attention", "dot"]
+    assert (report["options"], report["with"][0]["options"]) == ([], ["causal", "flash"])
 
 
 def test_operands_on_the_host_and_padding() -> None:
@@ -165,15 +165,19 @@ def test_a_models_block(tmp_path: Path) -> None:
     shown = "\n".join(texts(target))
     for kernel in ("forward attended, lse: ", "forward attention_norm.out · wq, and 3 alike: "):
         assert kernel in shown
-    found = payload("roofline", "llama-3-8b", "T=4096", "h100")
-    assert found.keys() == {
+    report = payload("roofline", "llama-3-8b", "T=4096", "h100")
+    assert report.keys() == {
         "schema", "model", "sizes", "chip", "dtype", "peak_flops_per_s", "memory_bytes_per_s", "critical_intensity",
         "operations", "phases",
     }  # fmt: skip
-    assert found["schema"] == "shardwise.roofline-block/2"
-    assert found["sizes"] == {"B": 1, "T": 4096}
-    assert found["phases"]["forward"]["time_s"] == pytest.approx(
-        sum(max(one["math_s"], one["memory_s"]) for one in found["operations"] if one["phase"] == "forward")
+    assert report["schema"] == "shardwise.roofline-block/2"
+    assert report["sizes"] == {"B": 1, "T": 4096}
+    assert report["phases"]["forward"]["time_s"] == pytest.approx(
+        sum(
+            max(operation["math_s"], operation["memory_s"])
+            for operation in report["operations"]
+            if operation["phase"] == "forward"
+        )
     )
 
 
@@ -185,7 +189,7 @@ def test_the_help_lists_the_kernels_with_their_letters() -> None:
     for name, form in KERNEL_FORMS.items():
         required, *optional = shown[name].split()
         assert required.split(",") == [letter for letter in form.letters if letter not in form.defaults], name
-        assert {one.strip("[]") for one in optional} == {f"{k}={v}" for k, v in form.defaults.items()}, name
+        assert {word.strip("[]") for word in optional} == {f"{k}={v}" for k, v in form.defaults.items()}, name
 
 
 def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> None:
@@ -196,39 +200,39 @@ def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> Non
 
 
 def test_what_a_layer_keeps_is_listed_and_drawn(tmp_path: Path) -> None:
-    asked = (*MEMORY, "--layout", "fsdp=8 recompute=budget:20GB")
-    (one,) = payload("memory", *asked)["layouts"]
-    (block,) = one["recompute"]
-    kept = {each["tensor"]: each["num_bytes"] for each in block["kept"]}
-    again = {name for each in block["recomputed"] for name in each["tensors"]}
-    assert one["layout"]["recompute"] == "keep:" + ",".join(name for name in kept if name != "x")
-    assert one["stages"][0]["activations"] <= 20e9
+    arguments = (*MEMORY, "--layout", "fsdp=8 recompute=budget:20GB")
+    (described,) = payload("memory", *arguments)["layouts"]
+    (block,) = described["recompute"]
+    kept = {tensor["tensor"]: tensor["num_bytes"] for tensor in block["kept"]}
+    again = {name for operation in block["recomputed"] for name in operation["tensors"]}
+    assert described["layout"]["recompute"] == "keep:" + ",".join(name for name in kept if name != "x")
+    assert described["stages"][0]["activations"] <= 20e9
     assert kept["x"] == 8192 * 4096 * 2  # tokens · width · bf16
     assert again.isdisjoint(kept)
-    assert all(each["seconds"] > 0 for each in block["recomputed"])
-    text = run("memory", *asked, "--plot-kept", str(tmp_path / "kept.svg"))
+    assert all(operation["seconds"] > 0 for operation in block["recomputed"])
+    text = run("memory", *arguments, "--plot-kept", str(tmp_path / "kept.svg"))
     assert "recompute=keep:" in str(text)
     drawn = (tmp_path / "kept.svg").read_text()
     assert all(words in drawn for words in ("bytes that a layer keeps in one micro-batch", "selective", "the layout"))
     with pytest.raises(InputError, match="--plot-kept: found 2 layouts; one --layout is required"):
-        run("memory", *asked, "--layout", "tp=8", "--plot-kept", str(tmp_path / "kept.svg"))
+        run("memory", *arguments, "--layout", "tp=8", "--plot-kept", str(tmp_path / "kept.svg"))
 
 
 def test_memory_of_one_layout_is_the_estimates() -> None:
-    found = payload("memory", *MEMORY, "--layout", "fsdp=8 recompute=full")
-    assert found.keys() == {"schema", "model", "cluster", "defaults", "job", "memory_capacity_bytes", "layouts"}
-    assert found["schema"] == "shardwise.memory/2"
-    (one,) = found["layouts"]
-    assert one.keys() == {
+    report = payload("memory", *MEMORY, "--layout", "fsdp=8 recompute=full")
+    assert report.keys() == {"schema", "model", "cluster", "defaults", "job", "memory_capacity_bytes", "layouts"}
+    assert report["schema"] == "shardwise.memory/2"
+    (described,) = report["layouts"]
+    assert described.keys() == {
         "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "verdict", "margin",
         "fullest_stage", "stages", "recompute",
     }  # fmt: skip
     layout = sw.Layout(fsdp=8, zero_stage=3, recompute="full")
     job = sw.Job(global_batch_tokens=2**19, seq_len=8192, loss="fused")  # the leanest of the stack that is typical
     priced = sw.estimate(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)
-    assert one["stages"] == [priced.memory]
-    assert one["memory_bytes"] == pytest.approx(priced.memory_bytes)
-    assert one["fits"] is True
+    assert described["stages"] == [priced.memory]
+    assert described["memory_bytes"] == pytest.approx(priced.memory_bytes)
+    assert described["fits"] is True
 
 
 def test_the_report_is_a_tree_and_the_stages() -> None:
@@ -260,18 +264,18 @@ def test_the_report_is_a_tree_and_the_stages() -> None:
 )
 def test_the_default_batch_fills_the_pipeline(layout: str, num_micro_batches: int) -> None:
     """A batch four times as large takes no more memory, for every stage; the defaults are said."""
-    found = payload("memory", "llama-3-8b", "h100:16", "--layout", layout)
-    (one,) = found["layouts"]
-    assert one["num_micro_batches"] == num_micro_batches
-    assert found["defaults"] == ["seq_len", "batch_tokens"]
-    assert found["job"] == {"global_batch_tokens": None, "seq_len": 4096, "precision": "bf16"}
-    batch = str(4 * one["global_batch_tokens"])
+    report = payload("memory", "llama-3-8b", "h100:16", "--layout", layout)
+    (described,) = report["layouts"]
+    assert described["num_micro_batches"] == num_micro_batches
+    assert report["defaults"] == ["seq_len", "batch_tokens"]
+    assert report["job"] == {"global_batch_tokens": None, "seq_len": 4096, "precision": "bf16"}
+    batch = str(4 * described["global_batch_tokens"])
     (larger,) = payload("memory", "llama-3-8b", "h100:16", "--layout", layout, "--batch-tokens", batch)["layouts"]
     assert larger["num_micro_batches"] == 4 * num_micro_batches
-    assert larger["stages"] == one["stages"]
+    assert larger["stages"] == described["stages"]
     shown = run("memory", "llama-3-8b", "h100:16", "--layout", layout)
     assert "sequences of 4,096 (default)" in shown
-    assert f"{one['global_batch_tokens']:,} tokens per batch (default: micro-batches that fill" in shown
+    assert f"{described['global_batch_tokens']:,} tokens per batch (default: micro-batches that fill" in shown
 
 
 def test_what_is_given_is_no_default(tmp_path: Path) -> None:
@@ -280,8 +284,8 @@ def test_what_is_given_is_no_default(tmp_path: Path) -> None:
     longer = payload("memory", *arguments, "--set", "job.seq_len=8192")
     assert (longer["defaults"], longer["job"]["seq_len"]) == (["batch_tokens"], 8192)
     assert longer["layouts"][0]["global_batch_tokens"] == 8 * 8192
-    given = payload("memory", *arguments, "--set", "job.global_batch_tokens=64Ki")
-    assert (given["defaults"], given["job"]["global_batch_tokens"]) == (["seq_len"], 65536)
+    report = payload("memory", *arguments, "--set", "job.global_batch_tokens=64Ki")
+    assert (report["defaults"], report["job"]["global_batch_tokens"]) == (["seq_len"], 65536)
     config = tmp_path / "config.json"
     config.write_text(
         json.dumps(

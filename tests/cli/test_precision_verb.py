@@ -28,7 +28,7 @@ def test_the_table_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
 def test_formats_are_shown_once_in_the_order_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["precision", "e5m2", "fp16", "e5m2", "--json"]) == 0
     payload = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in payload["formats"]] == ["e5m2", "fp16"]
+    assert [number_format["name"] for number_format in payload["formats"]] == ["e5m2", "fp16"]
     fp16 = payload["formats"][1]
     assert fp16["max"] == float(np.finfo(np.float16).max)
     assert fp16["num_finite"] == 2 * 31 * 1024

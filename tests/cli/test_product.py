@@ -25,51 +25,51 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
     code, out, err = run(capsys, *arguments, "--json")
     assert (code, err) == (0, "")
-    found: dict[str, object] = json.loads(out)
-    return found
+    parsed: dict[str, object] = json.loads(out)
+    return parsed
 
 
 def test_payload_has_the_keys_that_other_tools_read(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, *GATHER, "--on", "tpu-v5p")
-    assert found["schema"] == "shardwise.matmul/1"
+    report = payload(capsys, *GATHER, "--on", "tpu-v5p")
+    assert report["schema"] == "shardwise.matmul/1"
     assert {"expression", "mesh", "sizes", "program", "bytes_per_device", "flops_per_device", "time_s", "result",
-            "alternatives"} <= found.keys()  # fmt: skip
-    program = found["program"]
+            "alternatives"} <= report.keys()  # fmt: skip
+    program = report["program"]
     assert isinstance(program, list)
     assert all({"op", "operand", "axes", "dim", "bytes_per_device", "time_s"} <= step.keys() for step in program)
     ops = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice", "local_product"}
     assert {step["op"] for step in program} <= ops
-    times = found["time_s"]
+    times = report["time_s"]
     assert isinstance(times, dict)
     assert times["lower"] == max(times["math"], times["comms"])
     assert times["upper"] == pytest.approx(times["math"] + times["comms"])
-    assert sum(step["bytes_per_device"] for step in program) == pytest.approx(found["bytes_per_device"])
+    assert sum(step["bytes_per_device"] for step in program) == pytest.approx(report["bytes_per_device"])
 
 
 def test_without_a_chip_there_are_bytes_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, *GATHER)
-    assert found["objective"] == "bytes"
-    assert found["time_s"] is None
+    report = payload(capsys, *GATHER)
+    assert report["objective"] == "bytes"
+    assert report["time_s"] is None
 
 
 def test_question_5_of_the_book(capsys: pytest.CaptureFixture[str]) -> None:
     """S2, question 5: split I or K over all axes and gather the result; 37.4 us of compute, 248.6 us of communication."""
-    found = payload(capsys, "matmul", "A[I, J] * B[J, K] -> C[I, K]", "--mesh", "X=4,Y=4,Z=4", "--size",
+    report = payload(capsys, "matmul", "A[I, J] * B[J, K] -> C[I, K]", "--mesh", "X=4,Y=4,Z=4", "--size",
                     "I=8192,J=8192,K=8192", "--on", "tpu-v5p:4x4x4", "--free", "A", "--free", "B")  # fmt: skip
-    times = found["time_s"]
+    times = report["time_s"]
     assert isinstance(times, dict)
     assert times["math"] == pytest.approx(37.4e-6, rel=2e-3)
     assert times["comms"] == pytest.approx(248.6e-6, rel=2e-3)
-    program = found["program"]
+    program = report["program"]
     assert isinstance(program, list)
     assert [step["op"] for step in program] == ["local_product", "all_gather"]
 
 
 def test_question_6_of_the_book(capsys: pytest.CaptureFixture[str]) -> None:
     """S2, question 6: an AllReduce of three one-way hops, twice; 279.6 us against 43.6 us of compute."""
-    found = payload(capsys, "matmul", "A[I_X, J_Y] * B[J_Y, K] -> C[I_X, K]", "--mesh", "X=4,Y=4", "--size",
+    report = payload(capsys, "matmul", "A[I_X, J_Y] * B[J_Y, K] -> C[I_X, K]", "--mesh", "X=4,Y=4", "--size",
                     "I=4096,J=4096,K=4096", "--on", "tpu-v5e:4x4")  # fmt: skip
-    cases = found["by_cases"]
+    cases = report["by_cases"]
     assert isinstance(cases, dict)
     assert [step["op"] for step in cases["program"]] == ["local_product", "all_reduce"]
     assert cases["time_s"]["comms"] == pytest.approx(279.6e-6, rel=2e-3)
@@ -78,8 +78,8 @@ def test_question_6_of_the_book(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_backward_gives_the_books_list(capsys: pytest.CaptureFixture[str]) -> None:
     """S0's twelve steps of mixed FSDP and TP: three activation and four weight collectives backward."""
-    found = payload(capsys, *MLP, "--backward")
-    back = found["backward"]
+    report = payload(capsys, *MLP, "--backward")
+    back = report["backward"]
     assert isinstance(back, dict)
     moves = [(step["op"], step["operand"].split("#")[0]) for step in back["program"] if step["op"] != "local_product"]
     assert sorted(moves) == sorted([
@@ -103,26 +103,26 @@ def test_the_report_gives_reasons(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_report_says_how_it_reads_what_may_surprise(capsys: pytest.CaptureFixture[str]) -> None:
-    alone = ["matmul", "A[I, J] * B[K, L] -> C[I, L]", "--mesh", "X=2", "--size", "I=4,J=4,K=4,L=4"]
-    code, out, _ = run(capsys, *alone)
+    arguments = ["matmul", "A[I, J] * B[K, L] -> C[I, L]", "--mesh", "X=2", "--size", "I=4,J=4,K=4,L=4"]
+    code, out, _ = run(capsys, *arguments)
     assert code == 0
     assert "  note: A is summed over J by itself, before any product: neither another operand nor C has J\n" in out
     assert "  note: B is summed over K by itself" in out
     assert "local_sum                  A " in out
-    found = payload(capsys, *alone, "--backward")
-    assert [str(note)[:24] for note in found["notes"]] == ["A is summed over J by it", "B is summed over K by it"]  # type: ignore[attr-defined]
-    assert isinstance(found["program"], list)
-    assert [step["op"] for step in found["program"]] == ["local_sum", "local_sum", "local_product"]
-    assert found["flops_per_device"] == 16 + 16 + 16
-    back = found["backward"]
+    report = payload(capsys, *arguments, "--backward")
+    assert [str(note)[:24] for note in report["notes"]] == ["A is summed over J by it", "B is summed over K by it"]  # type: ignore[attr-defined]
+    assert isinstance(report["program"], list)
+    assert [step["op"] for step in report["program"]] == ["local_sum", "local_sum", "local_product"]
+    assert report["flops_per_device"] == 16 + 16 + 16
+    back = report["backward"]
     assert isinstance(back, dict)
     assert [step["op"] for step in back["program"]] == ["local_product"] * 2 + ["local_broadcast"] * 2
     assert payload(capsys, *GATHER)["notes"] == []
 
 
 def test_times_count_sums_as_compute(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, "matmul", "A[I, J] -> B[I]", "--mesh", "X=1", "--size", "I=1Mi,J=1Mi", "--on", "h100:1")
-    times = found["time_s"]
+    report = payload(capsys, "matmul", "A[I, J] -> B[I]", "--mesh", "X=1", "--size", "I=1Mi,J=1Mi", "--on", "h100:1")
+    times = report["time_s"]
     assert isinstance(times, dict)
     assert times["math"] == pytest.approx(2**40 / 989.4e12, rel=1e-3)
     assert times["comms"] == 0
@@ -151,11 +151,11 @@ def test_draw_writes_a_picture_or_text(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_reshard_finds_a_way_that_moves_less_than_gathering(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, "reshard", "A[I_X, J_Y] -> A[I_Y, J_X]", "--mesh", "X=4,Y=4", "--size", "I=64,J=64")
-    assert found["schema"] == "shardwise.reshard/1"
-    cases = found["by_cases"]
+    report = payload(capsys, "reshard", "A[I_X, J_Y] -> A[I_Y, J_X]", "--mesh", "X=4,Y=4", "--size", "I=64,J=64")
+    assert report["schema"] == "shardwise.reshard/1"
+    cases = report["by_cases"]
     assert isinstance(cases, dict)
-    assert float(str(found["bytes_per_device"])) < cases["bytes_per_device"] / 4
+    assert float(str(report["bytes_per_device"])) < cases["bytes_per_device"] / 4
 
 
 WRONG = [
@@ -219,9 +219,9 @@ def test_a_cluster_file_takes_the_place_of_a_slice(
 ) -> None:
     path = tmp_path / "My-Slice.toml"
     path.write_text('chip = "tpu-v5e"\ntorus = { shape = [4, 2] }\n', encoding="utf-8")
-    found = payload(capsys, *verb, "--on", str(path))
-    assert found == payload(capsys, *verb, "--on", "tpu-v5e:4x2")
-    assert found["time_s"] is not None
+    report = payload(capsys, *verb, "--on", str(path))
+    assert report == payload(capsys, *verb, "--on", "tpu-v5e:4x2")
+    assert report["time_s"] is not None
     path.write_text('chip = "tpu-v5e"\ntorus = { shape = [4, 4] }\n', encoding="utf-8")
     code, _, err = run(capsys, *verb, "--on", str(path))
     assert code == 2

@@ -79,18 +79,18 @@ def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], 
         "optimizer", "activations", "none planned, none issued", "shardwise bench machine --processes 1",
     ):  # fmt: skip
         assert part in out
-    drawn = {one.text for one in ElementTree.parse(picture).iter(f"{SVG}text")}
+    drawn = {element.text for element in ElementTree.parse(picture).iter(f"{SVG}text")}
     assert {"predicted", "measured", "forward", "activations", "Time of a step: predicted and measured"} <= drawn
     payload = json.loads(run(capsys, "reconcile", *named, "--json")[1])
     assert payload["schema"] == "shardwise.reconcile/3"
     assert payload["time"]["num_steps"] == 4  # not the first, and not the second, which is watched
-    terms = {one["name"]: one for one in payload["time"]["terms"]}
+    terms = {term["name"]: term for term in payload["time"]["terms"]}
     assert list(terms) == [*TIME_TERMS, "data", "other"]
     assert terms["data"]["predicted_s"] is None
     assert all(terms[name]["measured_s"] > 0 for name in ("forward", "backward", "optimizer"))
-    memory = {one["name"]: one for one in payload["memory"]["terms"]}
+    memory = {term["name"]: term for term in payload["memory"]["terms"]}
     assert all(memory[name]["within"] for name in ("parameters", "gradients", "optimizer", "activations"))
-    assert sum(one["measured"] for one in memory.values()) == payload["memory"]["total"]["measured"]
+    assert sum(term["measured"] for term in memory.values()) == payload["memory"]["total"]["measured"]
     assert read_log(Path(named[1]) / "log.jsonl").inspected == {2}
 
 
@@ -133,7 +133,7 @@ def test_multi_token_prediction_issues_and_holds_what_is_planned(
     payload = json.loads(out)
     assert code == 0
     assert payload["collectives"]["equal"]
-    terms = {one["name"]: one for one in payload["memory"]["terms"]}
+    terms = {term["name"]: term for term in payload["memory"]["terms"]}
     assert all(terms[name]["within"] for name in ("parameters", "gradients", "optimizer", "activations"))
     assert payload["memory"]["total"]["measured"] == pytest.approx(payload["memory"]["total"]["predicted"], rel=0.02)
     log = read_log(Path(named[1]) / "log.jsonl")

@@ -25,9 +25,11 @@ SMALL = Architecture(
 
 
 def run(capsys: pytest.CaptureFixture[str], place: Path, *flags: str, **layout: Any) -> tuple[int, str, str]:
-    asked = Layout(**layout)
+    parsed_layout = Layout(**layout)
     job = Job(global_batch_tokens=64 * 16, seq_len=16, precision="fp32", loss="in_place")
-    dump_plan(plan_layout(SMALL, load_cluster(f"local:{asked.num_devices}"), job, asked), place / "plan.json")
+    dump_plan(
+        plan_layout(SMALL, load_cluster(f"local:{parsed_layout.num_devices}"), job, parsed_layout), place / "plan.json"
+    )
     code = main(["rehearse", str(place / "plan.json"), *flags])
     shown = capsys.readouterr()
     return code, shown.out, shown.err
@@ -47,19 +49,19 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capsys, tmp_path, "--rank", "3", "--json", dp=8)
-    found = json.loads(out)
-    assert (found["schema"], found["ranks"], found["rank"], err) == ("shardwise.rehearse/2", 8, 3, "")
-    assert (found["model"]["name"], found["layout"]["text"]) == ("small", str(Layout(dp=8)))
-    assert found["cluster"] == load_cluster("local:8").name
-    assert {axis: place for axis, place in found["coordinate"].items() if place} == {"dp": 3}
-    assert found["num_micro_batches"] == MAX_MICRO_BATCHES  # of eight
-    assert found["groups"] == [{"axes": ["dp"], "ranks": list(range(8))}]
-    assert found["collectives_equal"] is found["collectives"]["equal"] is True
-    planned, executed = found["memory"]["planned"], found["memory"]["executed"]
-    terms = {one["name"]: one for one in found["memory"]["terms"]}
-    assert [one["predicted"] for one in terms.values()] == list(planned.values())
-    assert {name for name, one in terms.items() if not one["is_judged"]} == {"workspace"}
-    assert found["ok"] == all(one["holds"] for one in terms.values() if one["is_judged"])
+    report = json.loads(out)
+    assert (report["schema"], report["ranks"], report["rank"], err) == ("shardwise.rehearse/2", 8, 3, "")
+    assert (report["model"]["name"], report["layout"]["text"]) == ("small", str(Layout(dp=8)))
+    assert report["cluster"] == load_cluster("local:8").name
+    assert {axis: place for axis, place in report["coordinate"].items() if place} == {"dp": 3}
+    assert report["num_micro_batches"] == MAX_MICRO_BATCHES  # of eight
+    assert report["groups"] == [{"axes": ["dp"], "ranks": list(range(8))}]
+    assert report["collectives_equal"] is report["collectives"]["equal"] is True
+    planned, executed = report["memory"]["planned"], report["memory"]["executed"]
+    terms = {term["name"]: term for term in report["memory"]["terms"]}
+    assert [term["predicted"] for term in terms.values()] == list(planned.values())
+    assert {name for name, term in terms.items() if not term["is_judged"]} == {"workspace"}
+    assert report["ok"] == all(term["holds"] for term in terms.values() if term["is_judged"])
     assert (
         terms.keys()
         == planned.keys()
@@ -67,8 +69,8 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         >= {"parameters", "gradients", "optimizer", "activations", "peak"}
     )
     assert executed["optimizer"] == planned["optimizer"] == 2 * planned["parameters"]
-    assert found["seconds"] > 0
-    assert found["ok"] is (code == 0)
+    assert report["seconds"] > 0
+    assert report["ok"] is (code == 0)
 
 
 def test_what_is_not_as_planned_ends_with_3(
@@ -85,7 +87,7 @@ def test_what_is_not_as_planned_ends_with_3(
 
 
 @pytest.mark.parametrize(
-    ("flags", "layout", "said"),
+    ("flags", "layout", "message"),
     [
         (("--rank", "8"), {"dp": 8}, "rank: found 8; the plan's ranks are 0 to 7"),
         (
@@ -98,11 +100,11 @@ def test_what_is_not_as_planned_ends_with_3(
     ],
 )
 def test_what_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...], layout: dict[str, Any], said: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...], layout: dict[str, Any], message: str
 ) -> None:
     code, out, err = run(capsys, tmp_path, *flags, **layout)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path: Path) -> None:

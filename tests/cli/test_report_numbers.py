@@ -70,8 +70,8 @@ def value_at(payload: Any, path: str) -> Any:
     if path == "":
         return payload
     if isinstance(payload, list | tuple):
-        index, _, rest = path.partition(".")
-        return value_at(payload[int(index)], rest)
+        index, _, remaining = path.partition(".")
+        return value_at(payload[int(index)], remaining)
     key = next(key for key in payload if path == key or path.startswith(f"{key}."))
     return value_at(payload[key], path[len(key) + 1 :])
 

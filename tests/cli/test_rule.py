@@ -60,7 +60,7 @@ def test_the_list_has_every_rule_under_its_topic() -> None:
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert names == list(rules_by_name())
     topics = [line for line in lines if line and not line.startswith("  ")]
-    assert topics[:-1] == sorted({one.topic for one in rules_by_name().values()})
+    assert topics[:-1] == sorted({rule.topic for rule in rules_by_name().values()})
     assert "tp_max_degree" not in answer("show", "rules", "zero")
     assert answer("show", "rules", "tp_max_degree") == answer("rule", "tp_max_degree")
 
@@ -69,18 +69,24 @@ def test_json_has_the_rule_with_and_without_numbers() -> None:
     rule = json.loads(answer("rule", "matmul_critical_batch", "--json"))
     require_valid(rule)
     assert (rule["given"], rule["values"]) == (None, None)
-    assert [one["default"] for one in rule["parameters"]] == [None, None, None, None, 2.0]  # infinite widths are null
-    found = json.loads(answer("rule", *ALPHA, "--json"))
-    require_valid(found)
-    assert found["values"] == [{"name": "critical_intensity", "value": 2550.0, "unit": "FLOPs/byte"}]
-    assert found["given"]["bytes_per_s"] == 180e9
+    assert [parameter["default"] for parameter in rule["parameters"]] == [
+        None,
+        None,
+        None,
+        None,
+        2.0,
+    ]  # infinite widths are null
+    answered = json.loads(answer("rule", *ALPHA, "--json"))
+    require_valid(answered)
+    assert answered["values"] == [{"name": "critical_intensity", "value": 2550.0, "unit": "FLOPs/byte"}]
+    assert answered["given"]["bytes_per_s"] == 180e9
     model = json.loads(answer("rule", "params_by_part", "architecture=llama-3-8b", "--json"))
     require_valid(model)
     assert model["given"] == {"architecture": "llama-3-8b"}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["tp_max_degre"], "did you mean 'tp_max_degree'?"),
         (["tp_max_degree", "alpha=3", "dff=4"], "no 'dff' (did you mean 'd_ff'?)"),
@@ -90,9 +96,9 @@ def test_json_has_the_rule_with_and_without_numbers() -> None:
 )
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_wrong_words_end_with_what_is_required(
-    words: list[str], said: str, as_json: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, as_json: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["rule", *words, *as_json]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err

@@ -72,16 +72,16 @@ def test_a_pair_and_split_passes_are_told_apart() -> None:
 
 
 def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
-    found: dict[str, Any] = json.loads(run(capsys, "gpipe", *SIZES, "--times", "f=1,b=2,p2p=0.5", "--json"))
-    assert found["schema"] == "shardwise.schedule/1"
-    assert list(found)[1:8] == [
+    report: dict[str, Any] = json.loads(run(capsys, "gpipe", *SIZES, "--times", "f=1,b=2,p2p=0.5", "--json"))
+    assert report["schema"] == "shardwise.schedule/1"
+    assert list(report)[1:8] == [
         "schedule", "stages", "micro_batches", "virtual_stages", "bubble", "peak_activations", "messages",
     ]  # fmt: skip
-    assert (found["schedule"], found["peak_activations"], found["messages"]) == ("afab", 8.0, 48)
-    assert found["makespan_s"] == 33.0 + 2 * 3 * 0.5
-    assert found["durations_s"]["backward"] == [2.0] * 4
-    assert found["ranks"][3]["slots"][0] == {"actions": ["3F0"], "start_s": 4.5, "end_s": 5.5}
-    assert found["messages_between"][0] == {"source": 0, "target": 1, "messages": 8}
+    assert (report["schedule"], report["peak_activations"], report["messages"]) == ("afab", 8.0, 48)
+    assert report["makespan_s"] == 33.0 + 2 * 3 * 0.5
+    assert report["durations_s"]["backward"] == [2.0] * 4
+    assert report["ranks"][3]["slots"][0] == {"actions": ["3F0"], "start_s": 4.5, "end_s": 5.5}
+    assert report["messages_between"][0] == {"source": 0, "target": 1, "messages": 8}
 
 
 def test_every_schedule_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,8 +133,8 @@ def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_a_memory_limit_plans(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("zb_auto", *SIZES, "--times", "f=1,b=1.2,w=0.7,p2p=0.1", "--json", "--memory-limit")
-    little, much = (json.loads(run(capsys, *given, limit)) for limit in ("0.5", "2"))
+    arguments = ("zb_auto", *SIZES, "--times", "f=1,b=1.2,w=0.7,p2p=0.1", "--json", "--memory-limit")
+    little, much = (json.loads(run(capsys, *arguments, limit)) for limit in ("0.5", "2"))
     assert little["peak_activations"] <= 2 < much["peak_activations"] <= 8
     assert much["makespan_s"] < little["makespan_s"]
 

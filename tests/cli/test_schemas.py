@@ -257,8 +257,8 @@ def shapes_of(key: str, schema: dict[str, Any]) -> Iterator[list[str]]:
     """The keys of each object that a schema has under a key, however deep."""
     for part in (schema, *schema.get("$defs", {}).values()):
         if key in part.get("properties", {}):
-            given = part["properties"][key]
-            for choice in given.get("anyOf", [given]):
+            subschema = part["properties"][key]
+            for choice in subschema.get("anyOf", [subschema]):
                 if choice != {"type": "null"}:
                     yield list(schema["$defs"][choice["$ref"].rpartition("/")[2]]["properties"])
 
@@ -282,11 +282,11 @@ def test_an_error_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_schema_notices() -> None:
     validator = validators()["shardwise.error/1"]
-    right = {"schema": "shardwise.error/1", "error": {"problems": ["a"], "exit_code": 2}}
-    assert validator.is_valid(right)
+    error = {"schema": "shardwise.error/1", "error": {"problems": ["a"], "exit_code": 2}}
+    assert validator.is_valid(error)
     for wrong in (
-        {**right, "more": 1}, {"schema": "shardwise.error/1"}, {**right, "schema": "shardwise.error/2"},
-        {**right, "error": {"problems": "a", "exit_code": 2}}, {**right, "error": {"problems": [], "exit_code": 2, "x": 1}},
+        {**error, "more": 1}, {"schema": "shardwise.error/1"}, {**valid_error, "schema": "shardwise.error/2"},
+        {**error, "error": {"problems": "a", "exit_code": 2}}, {**valid_error, "error": {"problems": [], "exit_code": 2, "x": 1}},
     ):  # fmt: skip
         assert not validator.is_valid(wrong)
 

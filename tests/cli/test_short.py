@@ -38,7 +38,7 @@ def test_a_plan_is_said_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None
     lines = shown(capsys, "plan", *JOB, "--tokens", "1T")
     assert 11 <= len(lines) <= 15
     text = "\n".join(lines)
-    for found in (
+    for pattern in (
         r"^llama-3\.2-1b \(1\.24B parameters\) on h100:16 \(16 devices\)",
         r"^  layout +\w+=\d+ .*recompute=\w+$",
         r"^ +DP \d+, .*, no recomputation$",
@@ -49,7 +49,7 @@ def test_a_plan_is_said_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None
         r"^next, with --out plan\.json: shardwise explain plan\.json",
         r"^with -v: .*time of a step, memory of a device, other shapes",
     ):
-        assert re.search(found, text, re.MULTILINE), found
+        assert re.search(pattern, text, re.MULTILINE), pattern
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,8 @@ def test_one_place_decides_what_is_short() -> None:
     """No verb reads the flag: a report says what a detail is, the command line or the server of tools which form is shown."""
     modules = sorted(Path(shardwise.present.__file__).parent.rglob("*.py"))
     asking = [
-        one.name for one in modules if re.search(r'arguments\.verbose|"verbose"', one.read_text(encoding="utf-8"))
+        module.name
+        for module in modules
+        if re.search(r'arguments\.verbose|"verbose"', module.read_text(encoding="utf-8"))
     ]
     assert asking == ["mcp_server.py", "run_and_print.py"]  # of an agent and of a terminal

@@ -31,8 +31,8 @@ def shown(*arguments: str) -> str:
 
 
 def payload(*arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(shown(*arguments, "--json"))
-    return found
+    parsed: dict[str, Any] = json.loads(shown(*arguments, "--json"))
+    return parsed
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_a_table_has_a_line_for_each_entry(kind: str, names: tuple[str, ...]) ->
     ],
 )
 def test_a_part_of_a_name_shows_all_that_have_it(kind: str, text: str, names: tuple[str, ...]) -> None:
-    wanted = [name for name in names if text.lower() in name]
-    assert 1 < len(wanted) <= len(names)
-    assert [entry["name"] for entry in payload(kind, text)["entries"]] == wanted
+    expected = [name for name in names if text.lower() in name]
+    assert 1 < len(expected) <= len(names)
+    assert [entry["name"] for entry in payload(kind, text)["entries"]] == expected
     lines = shown(kind, text).splitlines()
-    assert [line.split()[0] for line in lines if line.split() and line.split()[0] in names] == wanted
+    assert [line.split()[0] for line in lines if line.split() and line.split()[0] in names] == expected
 
 
 def test_a_name_that_is_a_part_of_another_is_that_entry() -> None:
@@ -73,9 +73,9 @@ def test_a_name_that_is_a_part_of_another_is_that_entry() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_payload(kind: str) -> None:
-    found = payload(kind)
-    assert (found["schema"], found["kind"]) == ("shardwise.show/1", kind)
-    for entry in found["entries"]:
+    report = payload(kind)
+    assert (report["schema"], report["kind"]) == ("shardwise.show/1", kind)
+    for entry in report["entries"]:
         assert payload(kind, entry["name"])["entries"] == [entry]
         for value in entry["values"].values():
             assert set(value) == {"value", "source"}
@@ -104,23 +104,23 @@ def test_a_chip_for_people() -> None:
 
 
 def test_a_stack_alone_has_its_four_constants_and_with_a_chip_all_twelve() -> None:
-    (alone,), (both,) = (
+    (stack_entry,), (entry_on_chip,) = (
         payload("stacks", "nemo-25")["entries"],
         payload("stacks", "nemo-25", "--chip", "h800")["entries"],
     )
     calibration = published_calibration("h800", get_stack("nemo-25"))
     runs = get_stack("nemo-25").abilities
-    assert [key for key in alone["values"] if "." in key] == [
+    assert [key for key in stack_entry["values"] if "." in key] == [
         *(f"runs.{name}" for name, _ in runs.items()),
-        *(f"stack.{name}" for name, one in CONSTANTS.items() if one.owner == "stack"),
+        *(f"stack.{name}" for name, constant in CONSTANTS.items() if constant.owner == "stack"),
     ]
-    assert alone["values"]["runs.axes"] == {"value": list(runs.axes), "source": runs.source}
-    for name, one in CONSTANTS.items():
-        value = both["values"][f"{one.owner}.{name}"]
+    assert stack_entry["values"]["runs.axes"] == {"value": list(runs.axes), "source": runs.source}
+    for name, constant in CONSTANTS.items():
+        value = entry_on_chip["values"][f"{constant.owner}.{name}"]
         assert value["value"] == calibration[name]
-        assert value["source"].startswith(one.meaning)
+        assert value["source"].startswith(constant.meaning)
         assert load_published_fit()["source"] in value["source"]
-    assert both["values"]["chip.link_fraction"]["source"].endswith("h800 as h100")
+    assert entry_on_chip["values"]["chip.link_fraction"]["source"].endswith("h800 as h100")
 
 
 def test_a_stack_for_people() -> None:
@@ -131,10 +131,10 @@ def test_a_stack_for_people() -> None:
     value, low, high = float(exposed[1]), float(exposed[2]), float(exposed[4])
     assert low < value < high
     deviation = load_published_fit()["stacks"]["nemo-25"]["deviations"]["exposed"]
-    one = CONSTANTS["exposed"]
-    assert one.to_unbounded(high) - one.to_unbounded(value) == pytest.approx(deviation, rel=0.02)
-    assert one.to_unbounded(value) - one.to_unbounded(low) == pytest.approx(deviation, rel=0.02)
-    assert one.meaning in lines["stack.exposed"]
+    constant = CONSTANTS["exposed"]
+    assert constant.to_unbounded(high) - constant.to_unbounded(value) == pytest.approx(deviation, rel=0.02)
+    assert constant.to_unbounded(value) - constant.to_unbounded(low) == pytest.approx(deviation, rel=0.02)
+    assert constant.meaning in lines["stack.exposed"]
     assert "916 published runs" in text
     assert "attention writes its scores" in shown("stacks", "megatron-2022")
 
@@ -199,9 +199,9 @@ def test_every_value_of_pods_and_of_a_twisted_torus(tmp_path: Path) -> None:
     assert values["pods.bytes_per_s"]["source"].startswith("an equal part for each chip of a host of 2 x 2 x 1: Austin")
     path = tmp_path / "mine.toml"
     path.write_text('chip = "tpu-v5e"\npods = 3\ntorus = { shape = [16, 16] }\n', encoding="utf-8")
-    (own,) = payload("clusters", str(path))["entries"]
-    assert own["values"]["pods.num_pods"] == {"value": 3, "source": str(path)}
-    assert "torus.twisted" not in own["values"]
+    (entry_of_file,) = payload("clusters", str(path))["entries"]
+    assert entry_of_file["values"]["pods.num_pods"] == {"value": 3, "source": str(path)}
+    assert "torus.twisted" not in entry_of_file["values"]
 
 
 def test_what_was_not_measured_has_no_source() -> None:
@@ -251,24 +251,27 @@ def test_multi_token_prediction_is_counted_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "matrices", "others"),
+    ("precision", "matrix_bytes", "other_bytes"),
     [("bf16", 4 + 4, 4 + 8), ("bf16_bf16_moments", 4 + 2, 4 + 4), ("bf16_no_master", 4, 8), ("fp8_lm_o3", 2 + 1, 2 + 3),
      ("fp16_fp32_update", 4 + 4 + 4, 4 + 8 + 4)],
 )  # fmt: skip
-def test_an_optimizer_has_its_bytes_under_a_recipe(precision: str, matrices: int, others: int) -> None:
+def test_an_optimizer_has_its_bytes_under_a_recipe(precision: str, matrix_bytes: int, other_bytes: int) -> None:
     """Of Muon one momentum, of what AdamW updates two; the sources of the recipes say how wide they are."""
     (entry,) = payload("optimizers", "muon", "--precision", precision)["entries"]
-    values = {key: one["value"] for key, one in entry["values"].items()}
-    assert (values["state_bytes_per_parameter"], values["others.state_bytes_per_parameter"]) == (matrices, others)
+    values = {key: described["value"] for key, described in entry["values"].items()}
+    assert (values["state_bytes_per_parameter"], values["others.state_bytes_per_parameter"]) == (
+        matrix_bytes,
+        other_bytes,
+    )
     assert ("master" in values["state"]) == (precision != "bf16_no_master")
     text = shown("optimizers", "muon", "--precision", precision)
-    assert f"state of matrices of blocks, whole: {matrices} bytes of a parameter" in text
-    assert f"state of all else, by adamw: {others} bytes of a parameter" in text
+    assert f"state of matrices of blocks, whole: {matrix_bytes} bytes of a parameter" in text
+    assert f"state of all else, by adamw: {other_bytes} bytes of a parameter" in text
 
 
 def test_an_optimizer_has_every_field_with_its_limits() -> None:
     (entry,) = payload("optimizers", "sgd")["entries"]
-    values = {key: one["value"] for key, one in entry["values"].items()}
+    values = {key: described["value"] for key, described in entry["values"].items()}
     assert (values["state"], values["others"], values["whole_matrices"]) == (["master", "momentum_buffer"], None, False)
     nesterov = [values[f"fields.nesterov.{key}"] for key in ("default", "minimum", "below", "whole", "of_matrices")]
     assert nesterov == [0.0, 0.0, 2.0, True, False]

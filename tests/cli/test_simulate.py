@@ -35,20 +35,20 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_every_overlap_can_be_asked_for() -> None:
-    (overlap,) = (one for one in verb_parsers()["simulate"]._actions if one.dest == "overlap")
+    (overlap,) = (action for action in verb_parsers()["simulate"]._actions if action.dest == "overlap")
     assert tuple(overlap.choices) == OVERLAP_CHOICES
 
 
 def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plan_file(tmp_path, "fsdp=8 tp=2")
-    found = json.loads(run(capsys, path, "--overlap", "sum", "--json"))
-    assert found["schema"] == "shardwise.simulation/2"
-    assert found["step_time_s"] == pytest.approx(found["estimate"]["step_time_s"], rel=1e-6)
-    assert found["peak_bytes"] == pytest.approx(found["estimate"]["memory_bytes"], rel=1e-9)
-    assert sum(found["time"].values()) == pytest.approx(found["step_time_s"])
+    report = json.loads(run(capsys, path, "--overlap", "sum", "--json"))
+    assert report["schema"] == "shardwise.simulation/2"
+    assert report["step_time_s"] == pytest.approx(report["estimate"]["step_time_s"], rel=1e-6)
+    assert report["peak_bytes"] == pytest.approx(report["estimate"]["memory_bytes"], rel=1e-9)
+    assert sum(report["time"].values()) == pytest.approx(report["step_time_s"])
     listed = json.loads(run(capsys, path, "--json"))
     assert listed["overlap"] == "list"
-    assert listed["step_time_s"] > found["step_time_s"]
+    assert listed["step_time_s"] > report["step_time_s"]
     assert listed["exposed"]["tp"] > 0.0
     assert sum(part["seconds"] for part in listed["critical_path"]) == pytest.approx(listed["step_time_s"])
     assert sum(part["share"] for part in listed["critical_path"]) == pytest.approx(1.0)
@@ -63,20 +63,20 @@ def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsy
 
 def test_why_the_simulated_step_is_not_the_printed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plan_file(tmp_path, "fsdp=8 tp=2")
-    found, text = json.loads(run(capsys, path, "--json")), run(capsys, path)
-    change = found["step_time_s"] / found["estimate"]["step_time_s"] - 1
+    report, text = json.loads(run(capsys, path, "--json")), run(capsys, path)
+    change = report["step_time_s"] / report["estimate"]["step_time_s"] - 1
     assert abs(change) > 0.005
     side = "longer" if change > 0 else "shorter"
-    assert found["difference"].startswith(
+    assert report["difference"].startswith(
         f"the simulated step is {abs(change):.1%} {side} than the estimate (exposed tp "
     )
-    assert "waits for transfers where the instruction list does" in found["difference"]
-    assert found["difference"] in " ".join(text.split())
+    assert "waits for transfers where the instruction list does" in report["difference"]
+    assert report["difference"] in " ".join(text.split())
     assert "print the estimate" in text
     svg = tmp_path / "step.svg"
     run(capsys, path, "--draw", str(svg))
     drawn = " ".join(ElementTree.parse(svg).getroot().itertext())
-    assert f"a step simulated, {format_seconds(found['estimate']['step_time_s'])} estimated" in " ".join(drawn.split())
+    assert f"a step simulated, {format_seconds(report['estimate']['step_time_s'])} estimated" in " ".join(drawn.split())
     alike = json.loads(run(capsys, path, "--overlap", "sum", "--json"))
     assert alike["difference"] == ""
 
@@ -93,26 +93,27 @@ def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: 
     assert re.search(r"block backward +[\d.]+ m?s +[\d.]+%", text)
     assert "1f1b: 2 stages, 16 micro-batches; bubble" in text
     drawn = {
-        "".join(one.itertext()) for one in ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
+        "".join(element.itertext())
+        for element in ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
     }
     assert {"rank 0", "rank 1", "tp", "fsdp", "memory of a device, GB", "fsdp traffic"} <= drawn
     events = json.loads(trace.read_text())["traceEvents"]
-    assert {one["args"]["name"] for one in events if one["name"] == "process_name"} == {"stage 0", "stage 1"}
-    assert {one["args"]["name"] for one in events if one["name"] == "thread_name"} >= {
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"stage 0", "stage 1"}
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} >= {
         "passes",
         "compute",
         "tp",
         "fsdp",
     }
-    messages = [one for one in events if one["ph"] == "s"]
+    messages = [event for event in events if event["ph"] == "s"]
     assert len(messages) == 2 * 16
-    forward = next(one for one in events if one["name"] == "0F0")
-    kernels = [one for one in events if one["ph"] == "X" and one["cat"] == "forward" and one["pid"] == 0]
-    assert forward["ts"] == min(one["ts"] for one in kernels) == 0.0
+    forward = next(event for event in events if event["name"] == "0F0")
+    kernels = [event for event in events if event["ph"] == "X" and event["cat"] == "forward" and event["pid"] == 0]
+    assert forward["ts"] == min(kernel["ts"] for kernel in kernels) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--contention", "much"], "--contention: found 'much'; a number of at least 1 is required"),
         (["--contention", "0.9"], "--contention: found '0.9'; a number of at least 1 is required"),
@@ -121,12 +122,12 @@ def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: 
     ],
 )
 def test_what_is_wrong_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main(["simulate", plan_file(tmp_path, "fsdp=16"), *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
 
 
 def test_steps_too_large_for_a_picture_or_a_trace_are_refused(

@@ -43,13 +43,13 @@ def exit_code(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     code, out, err = run(capsys, *arguments, "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
+    parsed = json.loads(out)
+    assert isinstance(parsed, dict)
+    return parsed
 
 
 def texts(path: Path) -> list[str]:
-    return [one.text or "" for one in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+    return [element.text or "" for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def row(report: str, *cells: str) -> list[str]:
@@ -78,18 +78,20 @@ def same(point: dict[str, Any], plan: dict[str, Any]) -> None:
 
 
 def test_points_are_the_plans_of_their_values(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, *GPUS, "--tokens", "1T")
-    assert found["schema"] == "shardwise.sweep/2"
-    assert found["complete"]
-    assert found["sweeps"] == [{"name": "gpus", "values": [8, 16, 32]}]
-    for point in found["points"]:
+    report = payload(capsys, *GPUS, "--tokens", "1T")
+    assert report["schema"] == "shardwise.sweep/2"
+    assert report["complete"]
+    assert report["sweeps"] == [{"name": "gpus", "values": [8, 16, 32]}]
+    for point in report["points"]:
         (gpus,) = point["at"].values()
-        alone = payload(capsys, "plan", "llama-3-8b", f"h100:{gpus}", *JOB, "--tokens", "1T")
-        same(point, alone)
+        single_plan = payload(capsys, "plan", "llama-3-8b", f"h100:{gpus}", *JOB, "--tokens", "1T")
+        same(point, single_plan)
         assert point["num_devices"] == gpus
-        assert point["days"] == alone["run"]["days"]
-        assert point["usd"] == alone["run"]["usd"]
-        price = next(one["value"] for one in alone["run"]["inputs"] if one["name"] == "price_usd_per_hour")
+        assert point["days"] == single_plan["run"]["days"]
+        assert point["usd"] == single_plan["run"]["usd"]
+        price = next(
+            quantity["value"] for quantity in single_plan["run"]["inputs"] if quantity["name"] == "price_usd_per_hour"
+        )
         assert point["usd_per_step"] == pytest.approx(gpus * point["step_time_s"] / 3600 * price, rel=1e-12)
         assert point["usd_per_token"] == pytest.approx(point["usd_per_step"] / 2**19, rel=1e-12)
         assert point["tokens_per_s"] == pytest.approx(point["tokens_per_s_per_device"] * gpus, rel=1e-12)
@@ -97,7 +99,7 @@ def test_points_are_the_plans_of_their_values(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("sweep", "value", "alone"),
+    ("sweep", "value", "plan_arguments"),
     [
         ("seq_len=4096,8192", 8192, ["h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192"]),
         ("batch=512Ki:1Mi:x2", 2**20, ["h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096"]),
@@ -107,11 +109,11 @@ def test_points_are_the_plans_of_their_values(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_any_name_is_swept_as_its_flag(
-    capsys: pytest.CaptureFixture[str], sweep: str, value: int | str, alone: list[str]
+    capsys: pytest.CaptureFixture[str], sweep: str, value: int | str, plan_arguments: list[str]
 ) -> None:
-    found = payload(capsys, *PLAN, "--sweep", sweep)
-    assert found["points"][1]["at"] == {sweep.partition("=")[0]: value}
-    same(found["points"][1], payload(capsys, "plan", "llama-3-8b", *alone))
+    report = payload(capsys, *PLAN, "--sweep", sweep)
+    assert report["points"][1]["at"] == {sweep.partition("=")[0]: value}
+    same(report["points"][1], payload(capsys, "plan", "llama-3-8b", *plan_arguments))
 
 
 def test_flags_of_a_plan_hold_at_every_point(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,22 +128,22 @@ def test_flags_of_a_plan_hold_at_every_point(capsys: pytest.CaptureFixture[str])
         "nemo-25",
         "--divisible",
     ]
-    found = payload(capsys, *GPUS, *extra)
-    same(found["points"][0], payload(capsys, *PLAN, *extra))
-    assert all(point["layout"]["recompute"] == "full" for point in found["points"])
+    report = payload(capsys, *GPUS, *extra)
+    same(report["points"][0], payload(capsys, *PLAN, *extra))
+    assert all(point["layout"]["recompute"] == "full" for point in report["points"])
 
 
 def test_a_torus_is_swept_by_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, "plan", "llama-3-8b", "tpu-v5p:4x4x4", "--batch-tokens", "8Ki/device", "--seq-len", "4096",
+    report = payload(capsys, "plan", "llama-3-8b", "tpu-v5p:4x4x4", "--batch-tokens", "8Ki/device", "--seq-len", "4096",
                     "--sweep", "gpus=2x2x4,4x4x4")  # fmt: skip
-    assert [point["num_devices"] for point in found["points"]] == [16, 64]
-    assert [point["global_batch_tokens"] for point in found["points"]] == [16 * 8192, 64 * 8192]
+    assert [point["num_devices"] for point in report["points"]] == [16, 64]
+    assert [point["global_batch_tokens"] for point in report["points"]] == [16 * 8192, 64 * 8192]
 
 
 def test_a_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *GPUS, "--tokens", "1T")
     assert (code, err) == (0, "")
-    found = payload(capsys, *GPUS, "--tokens", "1T")["points"]
+    points = payload(capsys, *GPUS, "--tokens", "1T")["points"]
     assert "llama-3-8b on h100, 524,288 tokens per batch, sequences of 4,096, bf16, predicted for fused" in out
     assert "90% prediction interval:" in out
     head, *_ = (line for line in out.splitlines() if line.startswith("gpus "))
@@ -159,10 +161,10 @@ def test_a_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert column in head
     assert "100.0%" in row(out, "8")
-    ratio = found[2]["tokens_per_s_per_device"] / found[0]["tokens_per_s_per_device"]
+    ratio = points[2]["tokens_per_s_per_device"] / points[0]["tokens_per_s_per_device"]
     assert f"{ratio:.1%}" in row(out, "32")
-    assert f"{found[2]['mfu']:.1%}" in row(out, "32")
-    for point in found:
+    assert f"{points[2]['mfu']:.1%}" in row(out, "32")
+    for point in points:
         assert any(line.endswith(f"  {point['layout']['text']}") for line in out.splitlines())
     assert out.count("note: a prediction for fused") == 1
     assert "no knee: every step is bound by compute" in out
@@ -185,8 +187,8 @@ def test_one_point_that_does_not_fit_does_not_lose_the_others(
 ) -> None:
     target = tmp_path / "sweep.svg"
     arguments = ["plan", "llama-3-70b", "h100:8", *JOB, "--sweep", "gpus=8,32"]
-    found = payload(capsys, *arguments, "--draw", str(target))
-    small, large = found["points"]
+    report = payload(capsys, *arguments, "--draw", str(target))
+    small, large = report["points"]
     assert small["problem"].startswith("no legal layout fits: the leanest")
     assert small["layout"] is small["step_time_s"] is small["usd_per_step"] is small["time"] is None
     assert large["problem"] is None
@@ -201,16 +203,16 @@ def test_one_point_that_does_not_fit_does_not_lose_the_others(
 def test_dollars_and_days_carry_the_interval_of_the_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "sweep.csv"
     arguments = [*PLAN, "--tokens", "10B", "--stack", "torchtitan", "--sweep", "tp=1,2"]
-    found = payload(capsys, *arguments, "--csv", str(target))
-    for point in found["points"]:
+    report = payload(capsys, *arguments, "--csv", str(target))
+    for point in report["points"]:
         ratios = [end / point["step_time_s"] for end in point["interval90"]]
         for name in ("usd_per_step", "usd_per_token", "days", "chip_hours", "usd"):
             assert [end / point[name] for end in point[f"{name}_interval90"]] == pytest.approx(ratios, rel=0.01)
     with target.open(encoding="utf-8") as file:
         first = next(csv.DictReader(file))
-    assert float(first["usd_interval90_high"]) == found["points"][0]["usd_interval90"][1]
+    assert float(first["usd_interval90_high"]) == report["points"][0]["usd_interval90"][1]
     _, out, _ = run(capsys, *arguments)
-    low, high = (end / found["points"][0]["step_time_s"] for end in found["points"][0]["interval90"])
+    low, high = (end / report["points"][0]["step_time_s"] for end in report["points"][0]["interval90"])
     assert f"{low:.2f} to {high:.2f} times each step and its dollars" in out
 
 
@@ -221,12 +223,12 @@ def test_a_point_without_a_legal_layout_says_so(capsys: pytest.CaptureFixture[st
 
 
 def test_what_a_model_refuses_is_a_problem_of_its_points(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(
+    report = payload(
         capsys, "plan", "gpt-2", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "1024", "--sweep", "seq_len=1Ki,2Ki"
     )
-    assert found["points"][0]["problem"] is None
-    assert "2048" in found["points"][1]["problem"] or "2,048" in found["points"][1]["problem"]
-    assert [point["no_plan"] for point in found["points"]] == [None, "job refused"]
+    assert report["points"][0]["problem"] is None
+    assert "2048" in report["points"][1]["problem"] or "2,048" in report["points"][1]["problem"]
+    assert [point["no_plan"] for point in report["points"]] == [None, "job refused"]
     _, out, _ = run(
         capsys, "plan", "gpt-2", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "1024", "--sweep", "seq_len=1Ki,2Ki"
     )
@@ -245,7 +247,7 @@ def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([*PLAN, "--sweep", "gpu=8,16"], "--sweep: found 'gpu' (did you mean 'gpus'?)"),
         ([*PLAN, "--sweep", "gpus=8:64:x1"], "leads nowhere"),
@@ -270,18 +272,18 @@ def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.Capture
     ],
 )  # fmt: skip
 def test_wrong_input(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.setattr(points_module, "make_plan", None)  # it is said before anything is searched
     code, out, err = exit_code(capsys, *arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 def test_no_flag_of_a_plan_is_passed_over() -> None:
     """Each flag of `plan` holds at every point or is refused beside `--sweep`."""
     flags = {action.dest for action in verb_parsers()["plan"]._actions if action.option_strings}
-    held = {
+    passed_on = {
         "global_batch_tokens",
         "seq_len",
         "tokens",
@@ -295,7 +297,7 @@ def test_no_flag_of_a_plan_is_passed_over() -> None:
         "divisible",
     }
     printed = {"help", "json", "verbose", "report"}
-    assert flags == held | printed | {"over", *SWEEP_FLAGS} | {*PLAN_FLAGS} | REFUSED.keys()
+    assert flags == passed_on | printed | {"over", *SWEEP_FLAGS} | {*PLAN_FLAGS} | REFUSED.keys()
 
 
 # Flags that are refused beside `--sweep` by their own rooms.
@@ -323,30 +325,30 @@ def test_what_is_wrong_at_every_point_is_said_once(capsys: pytest.CaptureFixture
 
 def test_a_csv_file_has_a_row_for_each_point(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "sweep.csv"
-    found = payload(capsys, "plan", "llama-3-70b", "h100:8", *JOB, "--sweep", "gpus=8,32", "--csv", str(target))
+    report = payload(capsys, "plan", "llama-3-70b", "h100:8", *JOB, "--sweep", "gpus=8,32", "--csv", str(target))
     with target.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["sweep.gpus"] for row in rows] == ["8", "32"]
-    for got, point in zip(rows, found["points"], strict=True):
-        assert got["layout"] == (point["layout"]["text"] if point["layout"] else "")
+    for written_row, point in zip(rows, report["points"], strict=True):
+        assert written_row["layout"] == (point["layout"]["text"] if point["layout"] else "")
         for name in ("step_time_s", "mfu", "usd_per_token", "bound", "problem"):
-            assert got[name] == ("" if point[name] is None else str(point[name])), name
+            assert written_row[name] == ("" if point[name] is None else str(point[name])), name
         for term, seconds in (point["time"] or {}).items():
-            assert float(got[f"time_s.{term}"]) == seconds
+            assert float(written_row[f"time_s.{term}"]) == seconds
         for term, size in (point["memory"] or {}).items():
-            assert float(got[f"memory_bytes.{term}"]) == size
+            assert float(written_row[f"memory_bytes.{term}"]) == size
     assert [rows[1]["interval90_low_s"], rows[1]["interval90_high_s"]] == [
-        str(s) for s in found["points"][1]["interval90"]
+        str(s) for s in report["points"][1]["interval90"]
     ]
 
 
 def test_the_picture_of_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "sweep.svg"
-    found = payload(capsys, *GPUS, "--draw", str(target))["points"]
+    points = payload(capsys, *GPUS, "--draw", str(target))["points"]
     written = texts(target)
     for panel in ("step", "MFU", "dollars for a billion tokens", "where the time of a step goes", "memory of a device"):
         assert panel in written
-    for point in found:
+    for point in points:
         assert f"{point['num_devices']:,}" in written
         assert f"{100 * point['mfu']:.3g}%" in written
         assert f"gas={point['num_micro_batches']} mbs=" in " ".join(written)
@@ -374,9 +376,9 @@ def test_weak_scaling_has_no_ideal_step(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_a_batch_per_device_is_one_of_a_single_plan_too(capsys: pytest.CaptureFixture[str]) -> None:
     per_device = ["--batch-tokens", "64Ki/device", "--seq-len", "4096"]
-    found = payload(capsys, "plan", "llama-3-8b", "h100:8", *per_device)
-    assert found["job"]["global_batch_tokens"] == 2**19
-    for cluster, batch, said in (
+    report = payload(capsys, "plan", "llama-3-8b", "h100:8", *per_device)
+    assert report["job"]["global_batch_tokens"] == 2**19
+    for cluster, batch, message in (
         (["h100:8"], "64Ki/gpu", "found '64Ki/gpu'; tokens, or tokens per device such as 32Ki/device, are required"),
         (["h100:8"], "half/device", "found 'half'; a number with a prefix is required"),
         (["h100:8", "h200:16"], "64Ki/device", "for clusters of 8, 16 devices"),
@@ -384,7 +386,7 @@ def test_a_batch_per_device_is_one_of_a_single_plan_too(capsys: pytest.CaptureFi
         code, out, err = run(capsys, "plan", "llama-3-8b", *cluster, "--batch-tokens", batch, "--seq-len", "4096")
         assert (code, out) == (2, "")
         assert "--batch-tokens" in err
-        assert said in err
+        assert message in err
     code, _, err = run(capsys, "plan", "llama-3-8b", "h900:8", *per_device)
     assert (code, err.count("h900")) == (2, 1)
 
@@ -392,20 +394,20 @@ def test_a_batch_per_device_is_one_of_a_single_plan_too(capsys: pytest.CaptureFi
 def test_a_grid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "grid.svg"
     arguments = [*PLAN, "--sweep", "model=llama-3.2-1b,llama-3-70b", "--sweep", "gpus=8,32"]
-    found = payload(capsys, *arguments, "--draw", str(target))
-    assert [list(point["at"].values()) for point in found["points"]] == [
+    report = payload(capsys, *arguments, "--draw", str(target))
+    assert [list(point["at"].values()) for point in report["points"]] == [
         ["llama-3.2-1b", 8], ["llama-3.2-1b", 32], ["llama-3-70b", 8], ["llama-3-70b", 32]
     ]  # fmt: skip
-    assert [one["series"] for one in found["knees"]] == [{"model": "llama-3.2-1b"}, {"model": "llama-3-70b"}]
+    assert [knee["series"] for knee in report["knees"]] == [{"model": "llama-3.2-1b"}, {"model": "llama-3-70b"}]
     written = texts(target)
-    for point in found["points"]:
+    for point in report["points"]:
         assert (f"{point['mfu']:.1%}" if point["layout"] else "nothing fits") in written
     assert any(text.startswith("MFU, predicted for ") and ": 0% to" in text for text in written)
     assert "ZeRO 1" in written
     code, out, _ = run(capsys, *arguments)
     assert code == 0
-    assert row(out, "llama-3-70b")[1:] == ["nothing", "fits", f"{found['points'][3]['mfu']:.1%}"]
-    same(found["points"][1], payload(capsys, "plan", "llama-3.2-1b", "h100:32", *JOB))
+    assert row(out, "llama-3-70b")[1:] == ["nothing", "fits", f"{report['points'][3]['mfu']:.1%}"]
+    same(report["points"][1], payload(capsys, "plan", "llama-3.2-1b", "h100:32", *JOB))
 
 
 def test_ctrl_c_prints_the_points_found_so_far(
@@ -414,19 +416,19 @@ def test_ctrl_c_prints_the_points_found_so_far(
     whole, target = payload(capsys, *GPUS), tmp_path / "sweep.csv"
     plan, calls = planner.make_plan, [0]
 
-    def stops(*given: Any, **named: Any) -> Any:
+    def stops(*operands: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == 3:
             raise KeyboardInterrupt
-        return plan(*given, **named)
+        return plan(*operands, **options)
 
     monkeypatch.setattr(points_module, "make_plan", stops)
     code, out, err = run(capsys, *GPUS, "--json", "--csv", str(target))
     assert code == 130
     assert json.loads(err)["error"] == {"problems": ["stopped after 2 of 3 points"], "exit_code": 130}
-    found = json.loads(out)
-    assert found["points"] == whole["points"][:2]
-    assert not found["complete"]
+    report = json.loads(out)
+    assert report["points"] == whole["points"][:2]
+    assert not report["complete"]
     assert len(target.read_text(encoding="utf-8").splitlines()) == 3
     calls[0] = 0
     code, out, err = run(capsys, *GPUS, "--draw", str(tmp_path / "sweep.svg"))
@@ -444,11 +446,11 @@ def test_a_grid_that_was_stopped_is_drawn(
 ) -> None:
     plan, calls, target = planner.make_plan, [0], tmp_path / "grid.svg"
 
-    def stops(*given: Any, **named: Any) -> Any:
+    def stops(*operands: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == 4:
             raise KeyboardInterrupt
-        return plan(*given, **named)
+        return plan(*operands, **options)
 
     monkeypatch.setattr(points_module, "make_plan", stops)
     code, out, _ = run(capsys, *PLAN, "--sweep", "tp=1,2", "--sweep", "recompute=none,full", "--draw", str(target))
@@ -466,8 +468,8 @@ def case(gpus: int, **changes: Any) -> SweepCase:
 
 def test_the_knee_is_where_waiting_takes_longer_or_something_else_bounds_the_step() -> None:
     points = list(plan_cases([case(gpus) for gpus in (4, 8, 16, 32)]))
-    found = find_knee(points)
-    assert found is not None
+    knee = find_knee(points)
+    assert knee is not None
 
     def waits_longer(point: SweepPoint) -> bool:
         assert point.plan is not None
@@ -476,8 +478,8 @@ def test_the_knee_is_where_waiting_takes_longer_or_something_else_bounds_the_ste
 
     first = next(number for number, point in enumerate(points) if waits_longer(point))
     assert first > 0
-    assert found.point is points[first]
-    assert "longer than compute" in found.reason
+    assert knee.point is points[first]
+    assert "longer than compute" in knee.reason
     assert find_knee(points[:first]) is None
     assert find_knee([]) is None
 
@@ -492,13 +494,13 @@ def test_a_change_of_what_bounds_the_step_is_a_knee(capsys: pytest.CaptureFixtur
         "--sweep",
         "batch=512Ki,256Ki,64Ki,32Ki",
     ]
-    found = payload(capsys, *PLAN, *slow, "--draw", str(target))
-    bounds = [point["bound"] for point in found["points"]]
+    report = payload(capsys, *PLAN, *slow, "--draw", str(target))
+    bounds = [point["bound"] for point in report["points"]]
     assert bounds[0] == "compute"
     assert bounds[-1] == "the host's link"
-    (said,) = found["knees"]
-    first = next(point for point in found["points"] if point["bound"] != "compute")
-    assert said == {"series": {}, "at": first["at"], "reason": "bound by the host's link in place of compute"}
+    (knee,) = report["knees"]
+    first = next(point for point in report["points"] if point["bound"] != "compute")
+    assert knee == {"series": {}, "at": first["at"], "reason": "bound by the host's link in place of compute"}
     assert "knee: bound by the host's link in place of compute" in texts(target)
 
 
@@ -514,13 +516,13 @@ def test_points_without_a_plan_are_passed_over() -> None:
 
 
 def test_progress_says_which_point_it_is() -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
-    def tell(what: str, done: int = 0, total: int = 0) -> None:
-        told.append(what)
+    def record_message(message: str, done: int = 0, total: int = 0) -> None:
+        messages.append(message)
 
-    progress: Progress = tell
+    progress: Progress = record_message
     points: list[SweepPoint] = list(plan_cases([case(4), case(8)], progress=progress))
     assert len(points) == 2
-    assert told[0].startswith("1 of 2: ")
-    assert told[-1].startswith("2 of 2: ")
+    assert messages[0].startswith("1 of 2: ")
+    assert messages[-1].startswith("2 of 2: ")

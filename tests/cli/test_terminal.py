@@ -39,15 +39,15 @@ WITHOUT_RICH = (
 
 def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) -> str:
     """What a verb writes to a terminal that is so wide."""
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     usual = {"COLUMNS": str(columns), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    with os.fdopen(ours, "rb", buffering=0) as reader:
+    with os.fdopen(controller, "rb", buffering=0) as reader:
         process = subprocess.Popen(
-            [sys.executable, "-m", "shardwise", *arguments], stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL,
+            [sys.executable, "-m", "shardwise", *arguments], stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL,
             env={**os.environ, **usual, **environment},
         )  # fmt: skip
-        os.close(theirs)
-        found = b""
+        os.close(terminal)
+        output = b""
         while True:
             try:
                 read = reader.read(4096)
@@ -55,9 +55,9 @@ def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) ->
                 break
             if not read:
                 break
-            found += read
+            output += read
         assert process.wait(HANG_S) == 0
-    return found.decode().replace("\r\n", "\n")
+    return output.decode().replace("\r\n", "\n")
 
 
 @cache
@@ -144,8 +144,8 @@ def test_what_is_no_terminal_has_no_console(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_report_is_folded_below_where_its_lines_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Preformatted(lambda width: [f"{width} columns"])
-    report = [Section(["  one two three four", made], title="head"), Section([Status("  bad [b] news", "bad")])]
+    drawing = Preformatted(lambda width: [f"{width} columns"])
+    report = [Section(["  one two three four", drawing], title="head"), Section([Status("  bad [b] news", "bad")])]
     text = CODES.sub("", render_terminal(report, console(monkeypatch, 12)))
     assert [line.rstrip() for line in text.splitlines()] == [
         "head", "  one two", "  three four", "12 columns", "", "  bad [b]", "  news",
@@ -262,7 +262,7 @@ def test_what_is_no_terminal_gets_no_line(stream: io.StringIO | None) -> None:
 def test_ctrl_c_ends_a_verb_at_once(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(*given: Any, **named: Any) -> None:
+    def stopped(*operands: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shardwise.search.planner.search_layouts", stopped)
@@ -321,15 +321,15 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     fresh_searches: Callable[[], None],
 ) -> None:  # fmt: skip
     lines: list[ProgressLine] = []
-    told: list[str] = []
+    messages: list[str] = []
 
     class Kept(ProgressLine):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *operands: Any) -> None:
+            super().__init__(*operands)
             lines.append(self)
 
-        def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
-            told.append(what)
+        def __call__(self, message: str, done: int = 0, total: int = 0) -> None:
+            messages.append(message)
 
     layout = ["--layout", "dp=8 zero_stage=0"]  # which does not fit: what would is searched for
     assert main(["estimate", "llama-3-8b", "h100:8", *JOB, *layout, "--json"]) == 0
@@ -338,4 +338,4 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     monkeypatch.setattr("shardwise.present.run_and_print.ProgressLine", Kept)
     assert main([word.format(folder=tmp_path) for word in LONG[name]]) == (3 if name == "deadline" else 0)
     assert [line.verb for line in lines] == [LONG[name][0]]
-    assert any(SAID[name] in what for what in told), told
+    assert any(SAID[name] in message for message in messages), messages

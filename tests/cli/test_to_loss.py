@@ -43,26 +43,26 @@ def printed(*arguments: str) -> str:
 
 
 def payload(*arguments: str) -> dict[str, Any]:
-    found = json.loads(printed(*arguments, "--json"))
-    assert isinstance(found, dict)
-    return found
+    parsed = json.loads(printed(*arguments, "--json"))
+    assert isinstance(parsed, dict)
+    return parsed
 
 
 def test_every_batch_is_planned_on_every_cluster_and_the_soonest_chosen() -> None:
-    found = payload(*PLAN, *BATCHES)
-    points = [(one["cluster"], one["batch_tokens"]) for one in found["points"]]
+    report = payload(*PLAN, *BATCHES)
+    points = [(point["cluster"], point["batch_tokens"]) for point in report["points"]]
     assert points == [(f"h100:{n}", batch) for n in (4, 8, 16) for batch in (2**16, 2**17, 2**18)]
-    best = min(one["time"]["loss_s"] for one in found["points"])
-    chosen = found["points"][found["chosen"]]
+    best = min(point["time"]["loss_s"] for point in report["points"])
+    chosen = report["points"][report["chosen"]]
     assert chosen["time"]["loss_s"] <= 1.03 * best
-    assert chosen["cluster"] == found["plan"]["cluster"]["name"]
-    assert found["plan"]["to_loss"]["noise"]["tokens"] == NOISE
+    assert chosen["cluster"] == report["plan"]["cluster"]["name"]
+    assert report["plan"]["to_loss"]["noise"]["tokens"] == NOISE
 
 
 def test_times_to_the_loss_are_steps_of_the_law_times_the_step() -> None:
     """By hand: E_min of a billion tokens, S = 1e9·(1/B_noise + 1/B); interruptions of sixteen devices are few."""
-    for one in payload(*PLAN, *BATCHES)["points"]:
-        time, batch = one["time"], one["batch_tokens"]
+    for point in payload(*PLAN, *BATCHES)["points"]:
+        time, batch = point["time"], point["batch_tokens"]
         steps = 1e9 * (1 / NOISE + 1 / batch)
         assert time["steps"] == pytest.approx(steps)
         assert time["tokens"] == pytest.approx(steps * batch)
@@ -73,35 +73,35 @@ def test_times_to_the_loss_are_steps_of_the_law_times_the_step() -> None:
 
 
 def test_a_point_is_the_plan_of_its_batch() -> None:
-    found = payload(*PLAN, *BATCHES)["points"][4]
-    alone = payload("plan", "gpt-2", "h100:8", *SIZES, "--batch-tokens", "128Ki")
-    assert found["layout"]["text"] == alone["layout"]["text"]
-    assert found["time"]["step_time_s"] == alone["estimate"]["step_time_s"]
+    point = payload(*PLAN, *BATCHES)["points"][4]
+    planned = payload("plan", "gpt-2", "h100:8", *SIZES, "--batch-tokens", "128Ki")
+    assert point["layout"]["text"] == planned["layout"]["text"]
+    assert point["time"]["step_time_s"] == planned["estimate"]["step_time_s"]
 
 
 def test_tokens_are_those_of_the_smallest_batch_and_the_run_goes_to_the_loss() -> None:
     """Batches of 64Ki are half the noise scale, 10G tokens of them E_min = 10G / 1.5: batches of 128Ki take twice E_min."""
-    found = payload(*PLAN, *BATCHES, "--tokens", "10G")
-    assert found["min_tokens"] == pytest.approx(10e9 / 1.5)
-    tokens = {one["batch_tokens"]: one["time"]["tokens"] for one in found["points"]}
+    report = payload(*PLAN, *BATCHES, "--tokens", "10G")
+    assert report["min_tokens"] == pytest.approx(10e9 / 1.5)
+    tokens = {point["batch_tokens"]: point["time"]["tokens"] for point in report["points"]}
     assert tokens == pytest.approx({2**16: 10e9, 2**17: 10e9 / 1.5 * 2, 2**18: 10e9 / 1.5 * 3})
-    chosen = found["points"][found["chosen"]]
-    assert found["plan"]["run"]["tokens"] == pytest.approx(tokens[chosen["batch_tokens"]])
-    assert chosen["time"]["loss_s"] == pytest.approx(found["plan"]["run"]["days"] * SECONDS_PER_DAY)
-    assert chosen["time"]["usd"] == pytest.approx(found["plan"]["run"]["usd"])
+    chosen = report["points"][report["chosen"]]
+    assert report["plan"]["run"]["tokens"] == pytest.approx(tokens[chosen["batch_tokens"]])
+    assert chosen["time"]["loss_s"] == pytest.approx(report["plan"]["run"]["days"] * SECONDS_PER_DAY)
+    assert chosen["time"]["usd"] == pytest.approx(report["plan"]["run"]["usd"])
 
 
 def test_without_batches_they_are_doublings_around_the_noise_scale() -> None:
-    found = payload("plan", "gpt-2", "h100:8", *SIZES, "--noise-scale", "16Ki")
-    assert [one["batch_tokens"] for one in found["points"]] == [1024 * 2**i for i in range(9)]
+    report = payload("plan", "gpt-2", "h100:8", *SIZES, "--noise-scale", "16Ki")
+    assert [point["batch_tokens"] for point in report["points"]] == [1024 * 2**i for i in range(9)]
 
 
 def test_the_goal_is_time_or_dollars_and_with_a_deadline_dollars() -> None:
     def chosen(*flags: str) -> dict[str, Any]:
-        found = payload(
+        report = payload(
             "plan", "gpt-2", "h100:4,16", *SIZES, "--noise-scale", "128Ki", "--batch-tokens", "64Ki,128Ki", *flags
         )
-        return dict(found["points"][found["chosen"]])
+        return dict(report["points"][report["chosen"]])
 
     soonest, cheapest = chosen(), chosen("--minimise", "usd")
     assert (soonest["num_devices"], cheapest["num_devices"]) == (16, 4)
@@ -115,9 +115,9 @@ def test_the_goal_is_time_or_dollars_and_with_a_deadline_dollars() -> None:
 
 def test_batch_and_devices_double_along_the_diagonal() -> None:
     """The note, 2.2.1: token time halves as long as the step stays, loss time by S(2B) / S(B) of it."""
-    found = payload(*PLAN, *BATCHES)
-    points = [found["points"][number] for number in found["diagonal"]]
-    assert len({one["batch_tokens"] / one["num_devices"] for one in points}) == 1
+    report = payload(*PLAN, *BATCHES)
+    points = [report["points"][number] for number in report["diagonal"]]
+    assert len({point["batch_tokens"] / point["num_devices"] for point in points}) == 1
     assert len(points) > 1
     for small, large in pairwise(points):
         tokens = large["time"]["token_s"] / small["time"]["token_s"]
@@ -126,14 +126,14 @@ def test_batch_and_devices_double_along_the_diagonal() -> None:
 
 
 def test_the_next_doubling_is_planned() -> None:
-    found = payload(*PLAN, *BATCHES)
-    both, batch, devices = found["doublings"]
-    chosen = found["points"][found["chosen"]]
-    assert [one["doubled"] for one in found["doublings"]] == ["batch and devices", "batch", "devices"]
-    assert (both["cluster"], batch["cluster"]) == ("h100:32", "h100:16")
-    assert both["batch_tokens"] == 2 * chosen["batch_tokens"] == 2 * devices["batch_tokens"]
-    assert batch["usd_ratio"] == pytest.approx(batch["loss_ratio"])
-    assert both["usd_ratio"] == pytest.approx(2 * both["loss_ratio"], rel=0.01)
+    report = payload(*PLAN, *BATCHES)
+    doubled_both, doubled_batch, doubled_devices = report["doublings"]
+    chosen = report["points"][report["chosen"]]
+    assert [doubling["doubled"] for doubling in report["doublings"]] == ["batch and devices", "batch", "devices"]
+    assert (doubled_both["cluster"], doubled_batch["cluster"]) == ("h100:32", "h100:16")
+    assert doubled_both["batch_tokens"] == 2 * chosen["batch_tokens"] == 2 * doubled_devices["batch_tokens"]
+    assert doubled_batch["usd_ratio"] == pytest.approx(doubled_batch["loss_ratio"])
+    assert doubled_both["usd_ratio"] == pytest.approx(2 * doubled_both["loss_ratio"], rel=0.01)
     again = payload(
         "plan",
         "gpt-2",
@@ -142,9 +142,9 @@ def test_the_next_doubling_is_planned() -> None:
         "--noise-scale",
         "128Ki",
         "--batch-tokens",
-        str(both["batch_tokens"]),
+        str(doubled_both["batch_tokens"]),
     )
-    assert both["loss_ratio"] == pytest.approx(again["points"][0]["time"]["loss_s"] / chosen["time"]["loss_s"])
+    assert doubled_both["loss_ratio"] == pytest.approx(again["points"][0]["time"]["loss_s"] / chosen["time"]["loss_s"])
 
 
 def test_a_doubling_without_a_plan_says_why() -> None:
@@ -159,12 +159,12 @@ def test_a_doubling_without_a_plan_says_why() -> None:
 def test_the_report_says_what_a_reader_decides_by(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *PLAN, *BATCHES)
     assert (code, err) == (0, "")
-    for said in (
+    for text in (
         "noise scale 131K tokens: given", "times and dollars are of a billion of the fewest tokens", "token time", "loss time",
         "* h100:16", "batch and devices together", "the next doubling of the chosen plan", "the choice at half and twice",
         "times the critical batch of 131K", "next, with --out plan.json: shardwise explain plan.json",
     ):  # fmt: skip
-        assert said in out
+        assert text in out
 
 
 def test_a_loss_alone_has_the_noise_scale_of_the_published_law(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,8 +191,8 @@ def test_a_plan_file_keeps_its_target_and_explain_says_the_side(
     plan = sw.load_plan(file)
     assert plan.to_loss is not None
     assert (plan.to_loss.noise.tokens, plan.to_loss.batch_tokens) == (NOISE, None)
-    found = payload("explain", file)["critical_batch"]
-    assert (found["time"]["side"], len(found["doublings"])) == ("above", 3)
+    report = payload("explain", file)["critical_batch"]
+    assert (report["time"]["side"], len(report["doublings"])) == ("above", 3)
     _, out, _ = run(capsys, "explain", file)
     assert (
         "4. does the batch pay? 524,288 tokens are 4 times the critical batch of 131K, above it: 1.25 times the fewest"
@@ -208,9 +208,9 @@ def test_explain_takes_a_noise_scale_for_any_plan(capsys: pytest.CaptureFixture[
         == 0
     )
     assert payload("explain", file)["critical_batch"] is None
-    found = payload("explain", file, "--noise-scale", "128Ki")["critical_batch"]
-    assert found["time"]["tokens"] == pytest.approx(10e9)
-    assert found["time"]["side"] == "below"
+    report = payload("explain", file, "--noise-scale", "128Ki")["critical_batch"]
+    assert report["time"]["tokens"] == pytest.approx(10e9)
+    assert report["time"]["side"] == "below"
 
 
 def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -218,12 +218,12 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         target = tmp_path / name
         assert run(capsys, "plan", "gpt-2", where, *SIZES, *BATCHES, "--draw", str(target))[0] == 0
         text = target.read_text(encoding="utf-8")
-        for said in ("time to the loss", "time of the tokens", "halved by each doubling"):
-            assert said in text
+        for words in ("time to the loss", "time of the tokens", "halved by each doubling"):
+            assert words in text
 
 
 def test_python_has_what_the_command_line_has() -> None:
-    found = sw.plan_to_loss(
+    planned = sw.plan_to_loss(
         "gpt-2",
         ["h100:4", "h100:8", "h100:16"],
         noise_scale="128Ki",
@@ -231,14 +231,16 @@ def test_python_has_what_the_command_line_has() -> None:
         seq_len=1024,
         pins="pp=1 cp=1 tp=1",
     )
-    mine = payload(*PLAN, *BATCHES)
-    assert [one.time.loss_s for one in found.points if one.time] == [one["time"]["loss_s"] for one in mine["points"]]
-    assert found.chosen == mine["chosen"]
-    assert "h100:16" in found._repr_html_()
-    assert found.plan is not None
-    explained = sw.explain(found.plan)
+    by_command_line = payload(*PLAN, *BATCHES)
+    assert [point.time.loss_s for point in planned.points if point.time] == [
+        point["time"]["loss_s"] for point in by_command_line["points"]
+    ]
+    assert planned.chosen == by_command_line["chosen"]
+    assert "h100:16" in planned._repr_html_()
+    assert planned.plan is not None
+    explained = sw.explain(planned.plan)
     assert explained.critical_batch is not None
-    doubled, shown = explained.critical_batch.doublings[0], mine["doublings"][0]
+    doubled, shown = explained.critical_batch.doublings[0], by_command_line["doublings"][0]
     assert (doubled.doubled, doubled.cluster, doubled.batch_tokens) == (
         shown["doubled"],
         shown["cluster"],
@@ -268,15 +270,15 @@ def test_what_is_wrong_is_said(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, problems: list[str]
 ) -> None:
     try:
-        found, _, err = run(capsys, *arguments)
+        exit_code, _, err = run(capsys, *arguments)
     except SystemExit as ended:
-        found, err = int(str(ended.code)), capsys.readouterr().err
-    assert found == code
+        exit_code, err = int(str(ended.code)), capsys.readouterr().err
+    assert exit_code == code
     for problem in problems:
         assert problem in err
     assert "Traceback" not in err
 
 
 def test_several_sizes_of_a_chip_are_several_clusters() -> None:
-    found = payload("plan", "gpt-2", "h100:4,8", *SIZES, "--batch-tokens", "64Ki")
-    assert [one["cluster"] for one in found["clusters"]] == ["h100:4", "h100:8"]
+    report = payload("plan", "gpt-2", "h100:4,8", *SIZES, "--batch-tokens", "64Ki")
+    assert [described["cluster"] for described in report["clusters"]] == ["h100:4", "h100:8"]

@@ -71,10 +71,15 @@ def test_a_tokenizer_and_patterns_are_taken(capsys: pytest.CaptureFixture[str], 
 
 
 def test_the_library_is_taken_beside_other_text(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
-    both = run(capsys, text, "--python-library", "200kB", "--vocab-size", "300", "--out", tmp_path / "both", "--json")
-    alone = run(capsys, "--python-library", "200kB", "--vocab-size", "300", "--out", tmp_path / "alone", "--json")
+    with_text = run(
+        capsys, text, "--python-library", "200kB", "--vocab-size", "300", "--out", tmp_path / "both", "--json"
+    )
+    library_only = run(
+        capsys, "--python-library", "200kB", "--vocab-size", "300", "--out", tmp_path / "alone", "--json"
+    )
     sums = [
-        sum(json.loads(out)[split]["num_documents"] for split in ("train", "held_out")) for _, out, _ in (both, alone)
+        sum(json.loads(out)[split]["num_documents"] for split in ("train", "held_out"))
+        for _, out, _ in (with_text, library_only)
     ]
     assert sums[0] == sums[1] + 8
 

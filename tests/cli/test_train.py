@@ -85,7 +85,7 @@ def test_wrong_input_starts_no_process(
 ) -> None:
     write_inputs(tmp_path, small_plan(2))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shardwise.train.run_ranks", lambda *given: pytest.fail("started"))
+    monkeypatch.setattr("shardwise.train.run_ranks", lambda *arguments: pytest.fail("started"))
     code, out, err = run(capsys, "plan.json", *flags)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -107,9 +107,9 @@ def test_a_plan_that_needs_more_memory_than_there_is(
 def test_without_pytorch_it_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
+        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find_spec(name, *more)
     )
     code, _, err = run(capsys, *write_inputs(tmp_path), "--steps", "2")
     assert code == 2
@@ -119,7 +119,7 @@ def test_without_pytorch_it_is_named(
 def test_ctrl_c_ends_any_verb_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*given: object) -> str:
+    def interrupted(*operands: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shardwise.price.problem.load_model", interrupted)

@@ -27,7 +27,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-def own(tmp_path: Path, lines: Sequence[str]) -> str:
+def write_rows(tmp_path: Path, lines: Sequence[str]) -> str:
     file = tmp_path / "mine.csv"
     file.write_text("\n".join((HEADER, *lines)) + "\n", encoding="utf-8")
     return str(file)
@@ -49,7 +49,7 @@ def test_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         f"one,a,{RUN},bf16,0.1,10,GiB,A,g,x", f"two,a,{RUN},bf16,0.2,,,A,g,x", f"three,a,{RUN},dots,0.1,,,A,h,x",
         f"four,a,{RUN},bf16,,,,A,i,x",
     ]  # fmt: skip
-    code, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
+    code, out, _ = run(capsys, "--rows", write_rows(tmp_path, lines), "--json")
     payload = json.loads(out)
     assert code == 0
     assert payload["schema"] == "shardwise.validate/2"
@@ -81,7 +81,7 @@ def test_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 def test_plot_has_a_mark_for_each_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "accuracy.svg"
     code, _, _ = run(capsys, "--source", "simumax", "--plot", str(target))
-    marks = [one for one in ElementTree.parse(target).iter() if one.tag.endswith("circle")]
+    marks = [element for element in ElementTree.parse(target).iter() if element.tag.endswith("circle")]
     assert code == 0
     assert len(marks) == 2 * (30 + 1)  # and one in the legend; of the step times and of what is left
 
@@ -89,17 +89,17 @@ def test_plot_has_a_mark_for_each_row(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_rows_of_ones_own_without_a_measurement_are_predicted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    mine = own(tmp_path, [f"one,a,{RUN},bf16,,,,,,"])
-    code, out, _ = run(capsys, "--rows", mine)
+    rows = write_rows(tmp_path, [f"one,a,{RUN},bf16,,,,,,"])
+    code, out, _ = run(capsys, "--rows", rows)
     assert code == 0
     assert "no run that counts has both a prediction and a measured step time" in out
-    code, _, err = run(capsys, "--rows", mine, "--plot", str(tmp_path / "none.svg"))
+    code, _, err = run(capsys, "--rows", rows, "--plot", str(tmp_path / "none.svg"))
     assert code == 2
     assert "--plot: no row" in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "message"),
     [
         (["--rows", "nowhere.csv"], "cannot read nowhere.csv"),
         (["--rows", "."], "cannot read ."),
@@ -111,26 +111,26 @@ def test_rows_of_ones_own_without_a_measurement_are_predicted(
         (["--folds", "--bound"], "--folds: found --bound with it"),
     ],
 )
-def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], arguments: list[str], found: str) -> None:
+def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert out == ""
     assert err.startswith("error: ")
-    assert found in err
+    assert message in err
 
 
 def test_measured_cells_that_are_no_numbers_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = [f"one,a,{RUN},bf16,16 s,,,A,g,x", f"two,a,{RUN},bf16,0.2,-3,,A,h,x"]
-    code, out, _ = run(capsys, "--rows", own(tmp_path, lines))
+    code, out, _ = run(capsys, "--rows", write_rows(tmp_path, lines))
     assert code == 0
     assert "2 measured cells are not numbers above 0 and are ignored: one, step_time_s: found '16 s'" in out
-    code, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
+    code, out, _ = run(capsys, "--rows", write_rows(tmp_path, lines), "--json")
     assert json.loads(out)["unreadable"] == [["one", "step_time_s", "16 s"], ["two", "peak_memory_gb", "-3"]]
 
 
 def test_rows_that_say_the_same_are_one_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = [f"{name},a,{RUN},bf16,0.2,,,A,,x" for name in ("one", "two", "three")]
-    _, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
+    _, out, _ = run(capsys, "--rows", write_rows(tmp_path, lines), "--json")
     assert json.loads(out)["summary"]["overall"]["all"]["weight"] == pytest.approx(1.0)
 
 
@@ -139,15 +139,15 @@ def test_folds_are_of_what_the_packages_constants_are_fitted_to(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], num_rows: int | None
 ) -> None:
     """The package's rows come with the study of layouts beside them; rows that someone chose come alone."""
-    asked: list[int | None] = []
+    row_counts: list[int | None] = []
 
     def instead(rows: Sequence[object] | None, _: object) -> None:
-        asked.append(None if rows is None else len(rows))
+        row_counts.append(None if rows is None else len(rows))
         raise InputError("folds")
 
     monkeypatch.setattr("shardwise.measure.calibrate.validation.fit_published", instead)
     assert run(capsys, "--folds", *arguments) == (2, "", "error: folds\n")
-    assert asked == [num_rows]
+    assert row_counts == [num_rows]
 
 
 def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers() -> None:

@@ -27,14 +27,19 @@ DOCUMENTS = replace(DENSE, name="documents", num_kv_heads=4, qk_norm=True)
 ROUTED_DOCUMENTS = replace(ROUTED, name="routed documents", num_kv_heads=4, vocab_size=25)
 PACKED = (DOCUMENTS.name, ROUTED_DOCUMENTS.name)  # attention keeps to its document
 STRUCTURES = {
-    one.name: one
-    for one in (
+    architecture.name: architecture
+    for architecture in (
         DENSE, ROUTED, LATENT, WINDOWS, DOCUMENTS, TIED, ADAPTED, WINDOWED, ROUTED_DOCUMENTS, replace(PREDICTING, num_experts=4),
     )
 }  # fmt: skip
 DEEP = ", 5 layers"  # enough for four stages, or two of two virtual ones
 MODELS.update(STRUCTURES)
-MODELS.update({f"{name}{DEEP}": replace(one, name=f"{name}{DEEP}", num_layers=5) for name, one in STRUCTURES.items()})
+MODELS.update(
+    {
+        f"{name}{DEEP}": replace(architecture, name=f"{name}{DEEP}", num_layers=5)
+        for name, architecture in STRUCTURES.items()
+    }
+)
 
 TP = {f"tp {n}{' sp' * sp}": {"tp": n, "sequence_parallel": sp} for n in (2, 4) for sp in (False, True)}
 CP = {f"cp {n} {variant}": {"cp": n, "cp_variant": variant} for n in (2, 4) for variant in CP_VARIANTS}
@@ -109,26 +114,28 @@ class Cell:
 
 def cells() -> list[Cell]:
     """Every combination that is legal for some structure, each with the one that its axes have met least."""
-    met: Counter[tuple[str, str]] = Counter()
-    found = []
+    num_cases: Counter[tuple[str, str]] = Counter()
+    selected = []
     for parts in _combinations():
-        recompute = RECOMPUTES[len(found) % len(RECOMPUTES)]
+        recompute = RECOMPUTES[len(selected) % len(RECOMPUTES)]
         cases = [case for name in STRUCTURES if (case := _case(name, parts, recompute))]
         if not cases:
             assert len(parts) < 3, f"{parts}: no structure has such a layout"
             continue
-        case = min(cases, key=lambda one: sum(met[part, one.model] for part in parts))
-        met.update((part, case.model) for part in parts)
-        found.append(Cell(parts, case))
-    return found
+        case = min(cases, key=lambda case_of_model: sum(num_cases[part, case_of_model.model] for part in parts))
+        num_cases.update((part, case.model) for part in parts)
+        selected.append(Cell(parts, case))
+    return selected
 
 
 def _combinations() -> Iterator[tuple[str, ...]]:
     yield from ((axis,) for axis in AXES)
     yield from itertools.product(AXES, DATA)
-    for one, other in itertools.combinations((TP, CP, EP, PP), 2):
+    for first, second in itertools.combinations((TP, CP, EP, PP), 2):
         yield from (
-            pair for pair in itertools.product(one, other) if "tp" not in {**EP.get(pair[1], {})} or pair[0] not in TP
+            pair
+            for pair in itertools.product(first, second)
+            if "tp" not in {**EP.get(pair[1], {})} or pair[0] not in TP
         )
     yield from TRIPLES
     yield from QUADRUPLES
@@ -144,10 +151,10 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
     architecture = MODELS[model]
     choices: dict[str, Any] = {}
     for part in parts:
-        own = {**AXES, **PIECES, **ALIKE, **DATA, **BORROWED}[part]
-        if any(choices.get(name, value) != value for name, value in own.items()):
+        fields = {**AXES, **PIECES, **ALIKE, **DATA, **BORROWED}[part]
+        if any(choices.get(name, value) != value for name, value in fields.items()):
             return None  # what one part has another has otherwise
-        choices |= own
+        choices |= fields
     borrowed = choices.get("ep", 1) // (choices.get("tp", 1) if "etp" in choices else 1)
     choices["fsdp"] = choices.get("fsdp", 1) * max(borrowed, 1)
     if choices["fsdp"] * choices.get("cp", 1) > 1:

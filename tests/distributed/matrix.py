@@ -18,55 +18,54 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from cells import Cell, cells  # noqa: E402
-from training import Found as Plain  # noqa: E402
-from training import plain  # noqa: E402
+from training import RunResult, plain  # noqa: E402
 
 from shardwise.run.spawn import run_in_processes  # noqa: E402
 from shardwise.values.errors import InputError  # noqa: E402
-from shardwise.verify.training.compare_runs import CaseResult, collective_differences, relative_errors, run_case  # noqa: E402  # noqa: E402
+from shardwise.verify.training.compare_runs import CaseResult, collective_differences, relative_errors, run_case  # noqa: E402
 
 
-def run(rank: int, size: int, device: torch.device, asked: Sequence[Cell]) -> Iterator[CaseResult]:
+def run(rank: int, size: int, device: torch.device, selected: Sequence[Cell]) -> Iterator[CaseResult]:
     """All cells of one size, one after the other in the same processes."""
     torch.set_num_threads(1)
-    yield from (run_case(cell.case.small(), captures=True) for cell in asked)
+    yield from (run_case(cell.case.small(), captures=True) for cell in selected)
 
 
-def judged(cell: Cell, found: CaseResult) -> list[str]:
+def problems_of(cell: Cell, result: CaseResult) -> list[str]:
     """What is wrong with a cell."""
-    judged = relative_errors(found, as_found(plain(cell.case)))
-    problems = [] if judged.ok else [f"{judged.largest}, gradient of {judged.gradient}, weight {judged.weight}"]
-    return [*problems, *collective_differences(cell.case.small(), found.issued)]
+    errors = relative_errors(result, as_case_result(plain(cell.case)))
+    problems = [] if errors.ok else [f"{errors.largest}, gradient of {errors.gradient}, weight {errors.weight}"]
+    return [*problems, *collective_differences(cell.case.small(), result.issued)]
 
 
-def as_found(wanted: Plain) -> CaseResult:
+def as_case_result(reference: RunResult) -> CaseResult:
     """What the plain loop gives, as the engine's."""
-    gradients = [{name: one.numpy() for name, one in step.items()} for step in wanted.gradients]
-    weights = {name: one.numpy() for name, one in wanted.weights.items()}
-    return CaseResult(losses=wanted.losses, norms=wanted.norms, gradients=gradients, weights=weights)
+    gradients = [{name: gradient.numpy() for name, gradient in step.items()} for step in reference.gradients]
+    weights = {name: weight.numpy() for name, weight in reference.weights.items()}
+    return CaseResult(losses=reference.losses, norms=reference.norms, gradients=gradients, weights=weights)
 
 
-def outcomes(asked: Sequence[Cell], size: int) -> Iterator[tuple[Cell, list[str]]]:
+def outcomes(selected: Sequence[Cell], size: int) -> Iterator[tuple[Cell, list[str]]]:
     """What is wrong with each cell of a size; behind one that ends its processes the others go on in new ones."""
-    left = list(asked)
-    while left:
+    remaining = list(selected)
+    while remaining:
         try:
-            for found in run_in_processes(run, left, "cpu", size, len(left), "matrix"):
-                yield left[0], judged(left.pop(0), found)
+            for result in run_in_processes(run, remaining, "cpu", size, len(remaining), "matrix"):
+                yield remaining[0], problems_of(remaining.pop(0), result)
         except InputError as error:
-            yield left.pop(0), list(error.problems)
+            yield remaining.pop(0), list(error.problems)
 
 
 def main(words: Sequence[str]) -> int:
     """Run those cells whose names have all words."""
-    asked = [cell for cell in cells() if all(word in cell.name for word in words)]
+    selected = [cell for cell in cells() if all(word in cell.name for word in words)]
     started, failed, done = time.monotonic(), 0, 0
-    for size in sorted({cell.case.layout.num_devices for cell in asked}):
-        own = [cell for cell in asked if cell.case.layout.num_devices == size]
-        for cell, problems in outcomes(own, size):
+    for size in sorted({cell.case.layout.num_devices for cell in selected}):
+        of_size = [cell for cell in selected if cell.case.layout.num_devices == size]
+        for cell, problems in outcomes(of_size, size):
             done, failed = done + 1, failed + bool(problems)
             state, seconds = "FAILED" if problems else "equal", time.monotonic() - started
-            print(f"{done:4} of {len(asked)}  {seconds:6.0f} s  {size} ranks  {cell.name}  {state}", flush=True)
+            print(f"{done:4} of {len(selected)}  {seconds:6.0f} s  {size} ranks  {cell.name}  {state}", flush=True)
             for problem in problems:
                 print(f"      {problem}", flush=True)
     print(f"{done - failed} of {done} cells equal one process, in {time.monotonic() - started:.0f} s")

@@ -94,20 +94,20 @@ def test_transformers_routes_as_the_run_did(
     import transformers
 
     model, _ = read_config(config)
-    wanted = run_rank_threads(
+    expected = run_rank_threads(
         checkpointed, 2, planned(model, Layout(fsdp=2, zero_stage=1, micro_batch_seqs=3)), data, tmp_path / "run"
     )[0]
-    assert wanted.keys() == {"layers.1.balance_bias", "layers.2.balance_bias"}
-    assert all(bias.abs().max() > 0.2 for bias in wanted.values()), "steps of 0.3 have moved them"
+    assert expected.keys() == {"layers.1.balance_bias", "layers.2.balance_bias"}
+    assert all(bias.abs().max() > 0.2 for bias in expected.values()), "steps of 0.3 have moved them"
     path = latest(tmp_path / "run")
     assert path is not None
     checkpoint_to_hf(path, model, tmp_path / "hf", seq_len=SEQ_LEN, dtype=dtype)
     ours = load_hf(tmp_path / "hf")
-    assert ours.biases.keys() == wanted.keys()
-    assert all(torch.equal(ours.biases[name], bias) for name, bias in wanted.items())
+    assert ours.biases.keys() == expected.keys()
+    assert all(torch.equal(ours.biases[name], bias) for name, bias in expected.items())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", attn_implementation="eager")
     gates = {name: module for name, module in theirs.named_modules() if name.endswith("mlp.gate")}
-    for (name, gate), bias in zip(gates.items(), wanted.values(), strict=True):
+    for (name, gate), bias in zip(gates.items(), expected.values(), strict=True):
         assert torch.equal(gate.e_score_correction_bias, bias), name
     if dtype is None:
         ids = torch.randint(VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(1))
@@ -125,14 +125,14 @@ def test_transformers_routes_as_the_run_did(
 @pytest.mark.parametrize("layout", [ALONE, Layout(pp=2, schedule="1f1b", micro_batch_seqs=3)], ids=["alone", "pp=2"])
 def test_a_run_begins_with_the_biases_of_a_model(layout: Layout, data: Path, tmp_path: Path) -> None:
     model, _ = read_config(CONFIG)
-    wanted = run_rank_threads(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")[0]
+    expected = run_rank_threads(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")[0]
     path = latest(tmp_path / "run")
     assert path is not None
     checkpoint_to_hf(path, model, tmp_path / "hf", seq_len=SEQ_LEN)
-    found = run_rank_threads(begun, layout.num_devices, planned(model, layout), data, str(tmp_path / "hf"))
-    held = {name: bias for rank in found for name, bias in rank.items()}
-    assert held.keys() == wanted.keys()
-    assert all(torch.equal(held[name], bias) for name, bias in wanted.items())
+    by_rank = run_rank_threads(begun, layout.num_devices, planned(model, layout), data, str(tmp_path / "hf"))
+    biases = {name: bias for rank in by_rank for name, bias in rank.items()}
+    assert biases.keys() == expected.keys()
+    assert all(torch.equal(biases[name], bias) for name, bias in expected.items())
 
 
 def first_loss(plan: Plan, data: Path, folder: str) -> float:
@@ -154,11 +154,11 @@ def test_the_loss_of_a_model_of_transformers_on_two_ranks(config: dict[str, Any]
     batch = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=3).batch(0)
     with torch.no_grad():
         logits, targets = theirs(torch.tensor(batch.inputs_BT)).logits, torch.tensor(batch.targets_BT).long()
-    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
     model, _ = read_config(described.to_dict())
     layout = Layout(tp=2, sequence_parallel=True, micro_batch_seqs=3)
     assert run_rank_threads(first_loss, 2, planned(model, layout), data, str(tmp_path)) == pytest.approx(
-        [wanted] * 2, rel=1e-5
+        [expected] * 2, rel=1e-5
     )
 
 

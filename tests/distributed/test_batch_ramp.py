@@ -76,11 +76,11 @@ def trained(plan: Plan, data: Path, folder: Path, first: int, last: int) -> list
             trainer.restore(checkpoints.load(path, trainer.state()))
         records = [trainer.train_step() for _ in range(first, last)]
         checkpoints.save(trainer.step, trainer.state())
-    return [(one.num_tokens, one.loss, one.grad_norm, one.learning_rate) for one in records]
+    return [(record.num_tokens, record.loss, record.grad_norm, record.learning_rate) for record in records]
 
 
 @pytest.fixture(scope="module")
-def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float, float]]:
+def single_process(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float, float]]:
     """One process that does not stop."""
     PRECISIONS["fp64"] = FP64
     try:
@@ -94,7 +94,12 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[in
                                                ("pp=2 interleaved", "tp=2"), ("zero-2 of 2", "zero-2 of 2")])  # fmt: skip
 @pytest.mark.parametrize("stop", [2, 3])
 def test_a_ramp_is_the_same_on_every_layout_and_after_a_restart(
-    before: str, after: str, stop: int, data: Path, tmp_path: Path, alone: list[tuple[int, float, float, float]]
+    before: str,
+    after: str,
+    stop: int,
+    data: Path,
+    tmp_path: Path,
+    single_process: list[tuple[int, float, float, float]],
 ) -> None:
     plans = [planned(LAYOUTS[name]) for name in (before, after)]
     spans = [(0, stop), (stop, NUM_STEPS)]
@@ -104,9 +109,9 @@ def test_a_ramp_is_the_same_on_every_layout_and_after_a_restart(
     ]
     for part in parts:
         assert all(of_rank == part[0] for of_rank in part), "ranks agree to the last bit"
-    found = [step for part in parts for step in part[0]]
-    assert [tokens for tokens, *_ in found] == [seqs * SEQ_LEN for seqs in (4, 4, 8, 8, 16, 16)]
-    for own, wanted in zip(found, alone, strict=True):
-        assert own[1] == pytest.approx(wanted[1], rel=1e-12)
-        assert own[2] == pytest.approx(wanted[2], rel=1e-10)
-        assert own[3] == wanted[3]
+    steps = [step for part in parts for step in part[0]]
+    assert [tokens for tokens, *_ in steps] == [seqs * SEQ_LEN for seqs in (4, 4, 8, 8, 16, 16)]
+    for actual, expected in zip(steps, single_process, strict=True):
+        assert actual[1] == pytest.approx(expected[1], rel=1e-12)
+        assert actual[2] == pytest.approx(expected[2], rel=1e-10)
+        assert actual[3] == expected[3]

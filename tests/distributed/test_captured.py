@@ -58,9 +58,9 @@ def captured(case: Case) -> Counter[IssuedCollective]:
 def test_formats_are_issued_as_realised(name: str) -> None:
     case = FORMATS[name]
     planned = count_collectives(case.instance(), case.num_micro_batches)
-    for found in run_rank_threads(captured, case.layout.num_devices, case):
-        wanted, seen = comparable_counts(planned, found)
-        assert seen == wanted
+    for issued in run_rank_threads(captured, case.layout.num_devices, case):
+        expected, actual = comparable_counts(planned, issued)
+        assert actual == expected
 
 
 def test_a_device_alone_issues_nothing() -> None:

@@ -45,7 +45,7 @@ def reference(name: str) -> Tensor:
     return (torch.arange(start, start + size, dtype=torch.float64) / 7).sin().mul(300).to(dtype)
 
 
-def held(layout: str, filled: bool = True) -> dict[str, Any]:
+def rank_state(layout: str, filled: bool = True) -> dict[str, Any]:
     """This rank's state; of one process alone, all of it."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     pieces: dict[str, Any] = {}
@@ -60,23 +60,23 @@ def bits(state: CheckpointState) -> dict[str, Tensor]:
     return {name: piece.values.view(torch.uint8) for name, piece in state.items() if isinstance(piece, TensorShard)}
 
 
-def same(state: CheckpointState, other: CheckpointState) -> bool:
-    theirs = bits(other)
-    return all(torch.equal(values, theirs[name]) for name, values in bits(state).items())
+def same(first: CheckpointState, second: CheckpointState) -> bool:
+    theirs = bits(second)
+    return all(torch.equal(values, theirs[name]) for name, values in bits(first).items())
 
 
 def saved(folder: Path, layout: str, step: int = 200, keep: int = 2) -> None:
     with Checkpointer(folder, keep=keep) as writer:
-        writer.save(step, held(layout))
+        writer.save(step, rank_state(layout))
 
 
 def loaded(folder: Path, layout: str) -> bool:
-    state = held(layout, filled=False)
+    state = rank_state(layout, filled=False)
     with Checkpointer(folder, keep=2) as reader:
         path = reader.latest()
         assert path is not None
         values = reader.load(path, state)
-    return values == VALUES and same(state, held(layout))
+    return values == VALUES and same(state, rank_state(layout))
 
 
 READERS = ((2, "replicated"), (3, "uneven"), (4, "even"))
@@ -91,8 +91,8 @@ def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, lay
     first = WRITERS.index((ranks, layout)) % len(READERS)
     for readers, theirs in part_of([*READERS[first:], *READERS[:first]]):
         assert run_processes(loaded, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
-    found = load_tensors(tmp_path / "step-00000200")
-    assert {name: found[name].view(torch.uint8).tolist() for name in found} == {
+    tensors = load_tensors(tmp_path / "step-00000200")
+    assert {name: tensors[name].view(torch.uint8).tolist() for name in tensors} == {
         name.removeprefix("model."): reference(name).view(torch.uint8).tolist()
         for name in SIZES
         if name.startswith("model.")
@@ -115,8 +115,8 @@ def box_of(boxes: str) -> tuple[TensorShard, Tensor]:
     """This rank's piece, empty, and what is to be in it."""
     offsets, lengths = BOXES[boxes](dist.get_rank())
     of = MATRIX if len(offsets) == len(SHAPE) else MATRIX.flatten()
-    wanted = of[tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))]
-    return TensorShard(SHAPE, offsets, torch.full(lengths, -1.0)), wanted
+    expected = of[tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))]
+    return TensorShard(SHAPE, offsets, torch.full(lengths, -1.0)), expected
 
 
 def boxed(folder: Path) -> list[tuple[str, str]]:
@@ -126,10 +126,10 @@ def boxed(folder: Path) -> list[tuple[str, str]]:
         for step, boxes in enumerate(BOXES):
             piece, values = box_of(boxes)
             checkpoints.save(step, {"a": replace(piece, values=values)})
-            for others in BOXES:
-                other, wanted = box_of(others)
-                checkpoints.load(folder / f"step-{step:08d}", {"a": other})
-                wrong += [] if torch.equal(other.values, wanted) else [(boxes, others)]
+            for read_boxes in BOXES:
+                target, expected = box_of(read_boxes)
+                checkpoints.load(folder / f"step-{step:08d}", {"a": target})
+                wrong += [] if torch.equal(target.values, expected) else [(boxes, read_boxes)]
     return wrong
 
 
@@ -142,17 +142,17 @@ def test_boxes_of_n_dims_are_read_in_any_other_boxes(tmp_path: Path) -> None:
 def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> None:
     saved(tmp_path / "one", "replicated")
     run_processes(saved, 3, tmp_path / "three", "replicated")
-    one, three = (
+    single, three = (
         [file.stat().st_size for file in (tmp_path / name / "step-00000200").glob("*.bin")] for name in ("one", "three")
     )
-    assert sum(three) == sum(one)
+    assert sum(three) == sum(single)
     assert len(three) == 3
-    assert max(three) < 0.6 * sum(one)
+    assert max(three) < 0.6 * sum(single)
 
 
 def overwritten(folder: Path) -> tuple[bool, bool]:
     """Whether nothing is there before the writer may write, and whether what is then there is what was handed over."""
-    state, may_write, write_pieces = held("uneven"), threading.Event(), writer_module.write_shards
+    state, may_write, write_pieces = rank_state("uneven"), threading.Event(), writer_module.write_shards
 
     def late(*arguments: Any) -> Any:
         may_write.wait()
@@ -191,16 +191,16 @@ def no_room(where: bool) -> Iterator[None]:
 def failing(folder: Path, close: bool, where: int) -> tuple[str, str]:
     """What is raised after a background save for which a rank had no room, and by what is latest then."""
     writer = Checkpointer(folder, keep=2)
-    writer.save(100, held("even"))
+    writer.save(100, rank_state("even"))
     with no_room(dist.get_rank() == where):
-        writer.start(200, held("even"))
+        writer.start(200, rank_state("even"))
         with pytest.raises(InputError, match="a folder with room") as error:
-            writer.close() if close else writer.start(300, held("even"))
+            writer.close() if close else writer.start(300, rank_state("even"))
     last = latest(folder)
     assert last is not None
     dist.barrier()
     if not close:
-        writer.save(400, held("even"))
+        writer.save(400, rank_state("even"))
         writer.close()
     return str(error.value), last.name
 
@@ -229,10 +229,10 @@ def killed(folder: Path, point: str, before: bool, rank: int) -> None:
         return result
 
     with Checkpointer(folder, keep=1) as writer:
-        writer.save(100, held("even"))
+        writer.save(100, rank_state("even"))
         if dist.get_rank() == rank:
             setattr(module, point, dying)
-        writer.save(100 if point == "sync_folder" else 200, held("even"))
+        writer.save(100 if point == "sync_folder" else 200, rank_state("even"))
 
 
 @pytest.mark.parametrize(
@@ -255,9 +255,9 @@ def test_a_process_that_is_killed_leaves_what_was_complete(
         run_processes(
             killed, ranks, tmp_path, point, before, rank, grace_s=30.0
         )  # the other one goes on as far as it can
-    found = latest(tmp_path)
-    assert found is not None
-    assert found.name == (".step-00000100.replaced" if point == "sync_folder" else f"step-{step:08d}")
+    newest = latest(tmp_path)
+    assert newest is not None
+    assert newest.name == (".step-00000100.replaced" if point == "sync_folder" else f"step-{step:08d}")
     assert loaded(tmp_path, "even")
     saved(tmp_path, "even", 300, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000300"]
@@ -280,17 +280,17 @@ def with_problems(folder: Path) -> list[str]:
             texts.append(str(error.value))
         assert latest(folder) is None
         writer.save(5, {"a": TensorShard((8,), (4 * rank,), half), "step": 5})
-        asked: CheckpointState = (
+        state_to_load: CheckpointState = (
             {"a": TensorShard((8,), (0,), torch.zeros(8)), "step": 5} if rank else {"b": TensorShard((8,), (0,), half)}
         )
         with pytest.raises(InputError) as problem:
-            writer.load(folder / "step-00000005", asked)
+            writer.load(folder / "step-00000005", state_to_load)
     return [*texts, str(problem.value)]
 
 
 def without_a_folder(path: Path) -> str:
     with Checkpointer(path, keep=2) as writer, pytest.raises(InputError) as error:
-        writer.save(1, held("even"))
+        writer.save(1, rank_state("even"))
     return str(error.value)
 
 

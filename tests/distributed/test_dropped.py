@@ -50,13 +50,13 @@ class _Done:
 def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     """Have the exchange leave out a collective: the process has its own part, wherever others' would come."""
 
-    def wrapped(name: str, alone: Callable[..., None]) -> None:
+    def wrapped(name: str, local: Callable[..., None]) -> None:
         issue = getattr(MeshCollectives, name)
 
-        def issued(self: MeshCollectives, *operands: Any, **given: Any) -> Any:
+        def issued(self: MeshCollectives, *operands: Any, **options: Any) -> Any:
             if not dropped.drops():
-                return issue(self, *operands, **given)
-            alone(self, *operands, **given)
+                return issue(self, *operands, **options)
+            local(self, *operands, **options)
             return _Done()
 
         patch.setattr(MeshCollectives, name, issued)
@@ -71,10 +71,10 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MeshCollectives, "sum_and_wait", _sum_now)
     counts = expert_parallel.start_counts
 
-    def telling(*operands: Any, **given: Any) -> Any:
+    def telling(*operands: Any, **options: Any) -> Any:
         dropped.telling = True
         try:
-            return counts(*operands, **given)
+            return counts(*operands, **options)
         finally:
             dropped.telling = False
 
@@ -93,8 +93,8 @@ def _sum_now(self: MeshCollectives, values: Tensor, axes: Axes) -> Tensor:
 
 
 def _all_as_sent(received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-    for one, other in zip(received, sent, strict=True):
-        one.copy_(other)
+    for target, source in zip(received, sent, strict=True):
+        target.copy_(source)
 
 
 def _as_sent(received: Tensor, sent: Tensor) -> None:
@@ -103,18 +103,18 @@ def _as_sent(received: Tensor, sent: Tensor) -> None:
     received.view(-1)[:size].copy_(sent.reshape(-1)[:size])
 
 
-def without_each(case: Case, right: Sequence[float]) -> tuple[list[bool], list[float]]:
+def without_each(case: Case, expected: Sequence[float]) -> tuple[list[bool], list[float]]:
     """What `steps` gives on the first rank."""
     with pytest.MonkeyPatch.context() as patch:
         dropped = Dropped()
         dropping(dropped, patch)
-        found: tuple[list[bool], list[float]] = run_rank_threads(
-            steps, case.layout.num_devices, case, right, dropped, options=RankThreadOptions(copies_arguments=False)
+        outcome: tuple[list[bool], list[float]] = run_rank_threads(
+            steps, case.layout.num_devices, case, expected, dropped, options=RankThreadOptions(copies_arguments=False)
         )[0]
-    return found
+    return outcome
 
 
-def steps(case: Case, right: Sequence[float], leaving: Dropped) -> tuple[list[bool], list[float]]:
+def steps(case: Case, expected: Sequence[float], leaving: Dropped) -> tuple[list[bool], list[float]]:
     """Of each collective of the first step, whether loss and norm of two steps are `right` without it; and what they are with
     all of them.
 
@@ -126,21 +126,21 @@ def steps(case: Case, right: Sequence[float], leaving: Dropped) -> tuple[list[bo
         leaving.place, leaving.count = place, 0
         first = run_step(engine, case, 0)
         count, leaving.place = leaving.count, -1
-        found = [first.loss.item(), first.norm.item()]
-        if same_for_all(engine, found == pytest.approx(right[:2], rel=1e-10)):
+        numbers = [first.loss.item(), first.norm.item()]
+        if same_for_all(engine, numbers == pytest.approx(expected[:2], rel=1e-10)):
             second = run_step(engine, case, 1)
-            found += [second.loss.item(), second.norm.item()]
+            numbers += [second.loss.item(), second.norm.item()]
         if place == count:
-            return dropped, found
-        dropped.append(found == pytest.approx(right, rel=1e-10))
+            return dropped, numbers
+        dropped.append(numbers == pytest.approx(expected, rel=1e-10))
         place += 1
 
 
-def same_for_all(engine: TrainingEngine, own: bool) -> bool:
+def same_for_all(engine: TrainingEngine, local: bool) -> bool:
     """What the first rank says."""
-    said = torch.tensor(own)
-    engine.world.transport.world.broadcast(said, 0).wait()
-    return bool(said)
+    agreed = torch.tensor(local)
+    engine.world.transport.world.broadcast(agreed, 0).wait()
+    return bool(agreed)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def same_for_all(engine: TrainingEngine, own: bool) -> bool:
 )
 def test_every_collective_is_needed(name: str) -> None:
     case = CASES[name]
-    wanted = plain(case)
-    right = [number for step in (0, 1) for number in (wanted.losses[step], wanted.norms[step])]
-    dropped, whole = without_each(case, right)
-    assert whole == pytest.approx(right, rel=1e-12)
+    reference = plain(case)
+    expected = [number for step in (0, 1) for number in (reference.losses[step], reference.norms[step])]
+    dropped, whole = without_each(case, expected)
+    assert whole == pytest.approx(expected, rel=1e-12)
     assert len(dropped) > 5
     assert not any(dropped), [number for number, same in enumerate(dropped) if same]

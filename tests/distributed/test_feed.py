@@ -56,13 +56,13 @@ def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
     records = [trainer.train_step() for _ in range(STEPS)]
     TokenShards.tokens = counted  # type: ignore[method-assign]
     try:
-        held = list(trainer.loader.on_host(batches, 0))
+        host_batches = list(trainer.loader.on_host(batches, 0))
     finally:
         TokenShards.tokens = read  # type: ignore[method-assign]
-    tensors = [one for batch in held for one in (batch.ids_BT, batch.targets_BT)]
-    assert all(one.untyped_storage().nbytes() == one.nbytes for one in tensors), "no view of more"
-    assert all(batch.to(torch.device("cpu")).documents_BT is not None for batch in held)
-    return records, count[0], sum(one.nbytes for one in tensors)
+    tensors = [tensor for batch in host_batches for tensor in (batch.ids_BT, batch.targets_BT)]
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors), "no view of more"
+    assert all(batch.to(torch.device("cpu")).documents_BT is not None for batch in host_batches)
+    return records, count[0], sum(tensor.nbytes for tensor in tensors)
 
 
 @pytest.mark.thinned(3)
@@ -81,18 +81,24 @@ def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
 )
 def test_a_rank_reads_its_own_positions(model: str, layout: Layout, runs: int, data: Path) -> None:
     """And the run is that of one process: losses, those of further tokens among them, and norms."""
-    ((wanted, whole, held_whole),) = run_rank_threads(trained, 1, planned(model, Layout(micro_batch_seqs=SEQS)), data)
+    ((expected, all_read, all_bytes),) = run_rank_threads(
+        trained, 1, planned(model, Layout(micro_batch_seqs=SEQS)), data
+    )
     further = MODELS[model].num_predict_layers
-    assert (whole, held_whole) == (SEQS * (SEQ_LEN + 1), 2 * 8 * SEQS * SEQ_LEN)
+    assert (all_read, all_bytes) == (SEQS * (SEQ_LEN + 1), 2 * 8 * SEQS * SEQ_LEN)
     seqs = SEQS // layout.num_replicas
-    for records, read, held in run_rank_threads(trained, layout.num_devices, planned(model, layout), data):
+    for records, read, num_bytes in run_rank_threads(trained, layout.num_devices, planned(model, layout), data):
         beyond = runs * further  # places behind each run from which further tokens are predicted
-        own = SEQ_LEN // layout.cp
-        assert seqs * own < read <= seqs * (own + beyond + runs), "a share of 1/cp, and what is beyond each cut"
-        assert held <= 2 * 8 * seqs * (own + beyond)
-        for one, other in zip(records, wanted, strict=True):
-            assert one.loss == pytest.approx(other.loss, rel=1e-5)
-            assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
-            assert (one.prediction_loss is None) == (further == 0)
-            assert one.prediction_loss == (other.prediction_loss and pytest.approx(other.prediction_loss, rel=1e-5))
-            assert one.num_targets == other.num_targets < SEQS * SEQ_LEN
+        positions = SEQ_LEN // layout.cp
+        assert seqs * positions < read <= seqs * (positions + beyond + runs), (
+            "a share of 1/cp, and what is beyond each cut"
+        )
+        assert num_bytes <= 2 * 8 * seqs * (positions + beyond)
+        for actual, reference in zip(records, expected, strict=True):
+            assert actual.loss == pytest.approx(reference.loss, rel=1e-5)
+            assert actual.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
+            assert (actual.prediction_loss is None) == (further == 0)
+            assert actual.prediction_loss == (
+                reference.prediction_loss and pytest.approx(reference.prediction_loss, rel=1e-5)
+            )
+            assert actual.num_targets == reference.num_targets < SEQS * SEQ_LEN

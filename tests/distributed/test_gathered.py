@@ -21,17 +21,17 @@ DEEP = {
 
 def layers_at_once(case: Case) -> list[int]:
     """The most layers with a gathered weight in the forward and in the backward pass of a step; none are left behind it."""
-    training.MODELS |= {one.name: one for one in DEEP.values()}
+    training.MODELS |= {architecture.name: architecture for architecture in DEEP.values()}
     engine = engine_of(case)
-    most = [0]
+    largest = [0]
 
     def look(_: object) -> None:
-        most[-1] = max(most[-1], _whole_layers(engine))
+        largest[-1] = max(largest[-1], _whole_layers(engine))
 
-    engine.observe(lambda: most.append(0), look)
+    engine.observe(lambda: largest.append(0), look)
     run_step(engine, case, 0)
     assert _whole_layers(engine) == 0
-    return most
+    return largest
 
 
 def _whole_layers(engine: TrainingEngine) -> int:

@@ -21,9 +21,11 @@ KILLS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_that_is_killed_ends_as_one_that_was_not(name: str, tmp_path: Path) -> None:
     model, layout, _ = LAYOUTS[name]
-    alone, run = (Killable(tmp_path / what, model, layout, STEPS, checkpoint_every=4) for what in ("alone", "killed"))
-    alone.ends()
+    uninterrupted, run = (
+        Killable(tmp_path / name, model, layout, STEPS, checkpoint_every=4) for name in ("alone", "killed")
+    )
+    uninterrupted.ends()
     assert run.killed(KILLS[name])
     assert 0 < max(run.losses()) < STEPS
     run.ends()
-    assert run.losses() == alone.losses()
+    assert run.losses() == uninterrupted.losses()

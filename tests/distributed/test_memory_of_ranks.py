@@ -53,7 +53,7 @@ def step_of(layout: str, policy: str) -> MeasuredMemory:
     return tracker.memory()
 
 
-def alone(policy: str) -> MeasuredMemory:
+def single_device(policy: str) -> MeasuredMemory:
     """What a step holds whose weights and gradients are tensors of their own."""
     executor = Executor(initial_weights(ARCHITECTURE, 0), policy)
     with MemoryTracker(ARCHITECTURE.vocab_size) as tracker:
@@ -65,7 +65,7 @@ def alone(policy: str) -> MeasuredMemory:
     return tracker.memory()
 
 
-def wanted(layout: str) -> Mapping[str, int]:
+def resting_bytes(layout: str) -> Mapping[str, int]:
     """Bytes that rest: flat arrays count whole, with what pads them, and once however many views there are."""
     groups = instance_of(layout, "none").groups
     whole, shard = (4 * sum(sizes) for sizes in zip(*((g.padded_size, g.shard_size) for g in groups), strict=True))
@@ -76,21 +76,25 @@ def wanted(layout: str) -> Mapping[str, int]:
 @pytest.mark.parametrize("policy", ["none", "selective"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_flat_arrays_count_whole_and_once(layout: str, policy: str) -> None:
-    single, resting, world_size = alone(policy), wanted(layout), instance_of(layout, policy).layout.num_devices
+    single, resting, world_size = (
+        single_device(policy),
+        resting_bytes(layout),
+        instance_of(layout, policy).layout.num_devices,
+    )
     elements = sum(tensor.numel() for tensor in initial_weights(ARCHITECTURE, 0).tensors.values())
     assert single.largest["parameters"] == single.largest["gradients"] == 4 * elements
     ranks = run_rank_threads(step_of, world_size, layout, policy)
-    for found in ranks:
-        assert {term: found.largest[term] for term in resting} == resting
-        assert found.largest["logits"] == single.largest["logits"]
-        assert found.largest["activations"] == single.largest["activations"]
-        assert (found.largest["gathered"] > 0) == (layout != "dp=2")
-    moments = sum(found.largest["optimizer"] for found in ranks)  # which have no padding
+    for measured in ranks:
+        assert {term: measured.largest[term] for term in resting} == resting
+        assert measured.largest["logits"] == single.largest["logits"]
+        assert measured.largest["activations"] == single.largest["activations"]
+        assert (measured.largest["gathered"] > 0) == (layout != "dp=2")
+    moments = sum(measured.largest["optimizer"] for measured in ranks)  # which have no padding
     assert moments == 2 * 4 * elements * (world_size if layout == "dp=2" else 1)
 
 
 def test_some_of_these_arrays_are_padded() -> None:
     """Otherwise it would not be seen whether they count whole."""
     elements = sum(tensor.numel() for tensor in initial_weights(ARCHITECTURE, 0).tensors.values())
-    assert wanted("dp=2")["gradients"] >= 4 * elements
-    assert wanted("zero-1 of 3")["gradients"] > 4 * elements
+    assert resting_bytes("dp=2")["gradients"] >= 4 * elements
+    assert resting_bytes("zero-1 of 3")["gradients"] > 4 * elements

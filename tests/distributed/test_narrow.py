@@ -28,9 +28,10 @@ class WideCase(Case):
 
 def in_blocks(name: str) -> Precision:
     """The products of a recipe; all else in fp32."""
-    own = PRECISIONS[name]
+    recipe = PRECISIONS[name]
     chosen = {
-        one: getattr(own, one) for one in ("matmul", "operand", "gradient_operand", "scaling", "block", "weight_block")
+        field: getattr(recipe, field)
+        for field in ("matmul", "operand", "gradient_operand", "scaling", "block", "weight_block")
     }
     return replace(PRECISIONS["fp32"], name=f"{name} under fp32", **chosen)
 
@@ -62,13 +63,13 @@ def first_step(case: Case) -> Step:
 def test_blocks_that_no_rank_cuts_give_the_gradients_of_one_process(layout: str) -> None:
     case = WideCase(layout=LAYOUTS[layout], precision=in_blocks("mxfp8"))
     size = case.layout.num_replicas * case.layout.micro_batch_seqs
-    alone = first_step(replace(case, layout=Layout(micro_batch_seqs=size)))
+    single = first_step(replace(case, layout=Layout(micro_batch_seqs=size)))
     plain = first_step(replace(case, layout=Layout(micro_batch_seqs=size), precision=PRECISIONS["fp32"]))
-    for found in run_rank_threads(first_step, case.layout.num_devices, case):
-        assert found.loss == pytest.approx(alone.loss, rel=1e-6)
-        for name, gradient in alone.gradients.items():
-            assert error(found.gradients[name], gradient) <= TOLERANCE, name
-    assert any(error(plain.gradients[name], one) > 10 * TOLERANCE for name, one in alone.gradients.items())
+    for result in run_rank_threads(first_step, case.layout.num_devices, case):
+        assert result.loss == pytest.approx(single.loss, rel=1e-6)
+        for name, gradient in single.gradients.items():
+            assert error(result.gradients[name], gradient) <= TOLERANCE, name
+    assert any(error(plain.gradients[name], gradient) > 10 * TOLERANCE for name, gradient in single.gradients.items())
 
 
 @pytest.mark.parametrize("layout", ["dp 2", "tp 2", "pp 2"])
@@ -76,22 +77,22 @@ def test_weights_that_rest_in_tiles_are_those_that_products_would_cast(layout: s
     """On every rank and to the last bit, of weights that are in fp32 in either case."""
     cast = WideCase(layout=LAYOUTS[layout], precision=in_blocks("fp8_deepseek_v3"))
     tiled = replace(cast, precision=replace(cast.precision, weights="fp8", master="fp32"))
-    pairs = zip(*(run_rank_threads(first_step, one.layout.num_devices, one) for one in (cast, tiled)), strict=True)
-    for expected, found in pairs:
-        assert found.loss == expected.loss
+    pairs = zip(*(run_rank_threads(first_step, case.layout.num_devices, case) for case in (cast, tiled)), strict=True)
+    for expected, actual in pairs:
+        assert actual.loss == expected.loss
         for name, gradient in expected.gradients.items():
-            assert torch.equal(found.gradients[name], gradient), name
+            assert torch.equal(actual.gradients[name], gradient), name
 
 
 @pytest.mark.parametrize("layout", ["dp 2", "pp 2"])
 def test_gradients_and_moments_in_fp8_are_those_of_one_process(layout: str) -> None:
     """To the last bit: each micro-batch's gradients have scales of their own, and sums of two are the same in any order."""
     case = WideCase(layout=LAYOUTS[layout], precision=PRECISIONS["fp8_nanotron"])
-    alone = first_step(replace(case, layout=Layout(micro_batch_seqs=case.layout.micro_batch_seqs)))
-    for found in run_rank_threads(first_step, case.layout.num_devices, case):
-        assert found.loss == pytest.approx(alone.loss, rel=1e-6)
-        for name, gradient in alone.gradients.items():
-            assert torch.equal(found.gradients[name], gradient), name
+    single = first_step(replace(case, layout=Layout(micro_batch_seqs=case.layout.micro_batch_seqs)))
+    for result in run_rank_threads(first_step, case.layout.num_devices, case):
+        assert result.loss == pytest.approx(single.loss, rel=1e-6)
+        for name, gradient in single.gradients.items():
+            assert torch.equal(result.gradients[name], gradient), name
 
 
 @dataclass
@@ -114,14 +115,14 @@ def test_scales_from_earlier_steps_are_those_of_one_process_on_all_ranks(layout:
     dualpipe = Layout(pp=2, num_virtual_stages=2, schedule="dualpipe_v", micro_batch_seqs=2)
     case = WideCase(layout=LAYOUTS.get(layout, dualpipe), precision=in_blocks("fp8_delayed"))
     size = case.layout.num_replicas * case.layout.micro_batch_seqs
-    alone = with_delayed_scales(replace(case, layout=Layout(micro_batch_seqs=size)))
-    assert (alone.factors != 1).all()
-    found = run_rank_threads(with_delayed_scales, case.layout.num_devices, case)
-    for one in found:
-        assert one.losses == pytest.approx(alone.losses, rel=1e-5)
-        torch.testing.assert_close(one.history, alone.history, rtol=1e-2, atol=0)
-        assert torch.equal(one.history, found[0].history)
-        assert torch.equal(one.factors, found[0].factors)
+    single = with_delayed_scales(replace(case, layout=Layout(micro_batch_seqs=size)))
+    assert (single.factors != 1).all()
+    results = run_rank_threads(with_delayed_scales, case.layout.num_devices, case)
+    for result in results:
+        assert result.losses == pytest.approx(single.losses, rel=1e-5)
+        torch.testing.assert_close(result.history, single.history, rtol=1e-2, atol=0)
+        assert torch.equal(result.history, results[0].history)
+        assert torch.equal(result.factors, results[0].factors)
 
 
 def with_overflow(case: Case) -> tuple[list[bool], list[float], dict[str, torch.Tensor]]:
@@ -154,8 +155,8 @@ def with_overflow(case: Case) -> tuple[list[bool], list[float], dict[str, torch.
 )
 def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(layout: Layout) -> None:
     case = Case(layout=layout, precision=PRECISIONS["fp16"], recipe={"loss_scale": 2.0**8})
-    found = run_rank_threads(with_overflow, layout.num_devices, case)
-    for skipped, scales, weights in found:
+    results = run_rank_threads(with_overflow, layout.num_devices, case)
+    for skipped, scales, weights in results:
         assert skipped == [False, True, False]
         assert scales == [2.0**8, 2.0**7, 2.0**7]
-        assert all(one.isfinite().all() for one in weights.values())
+        assert all(weight.isfinite().all() for weight in weights.values())

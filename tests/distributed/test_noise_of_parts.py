@@ -95,8 +95,8 @@ def plain_squares(case: Case) -> tuple[float, float]:
     recipe = case.recipe_of()
     model = build(case.architecture, dtype=torch.float64)
     initialise(model, SEED)
-    trained = [one for one in model.parameters() if one.requires_grad]
-    squares, whole = 0.0, [torch.zeros_like(one) for one in trained]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    squares, whole = 0.0, [torch.zeros_like(parameter) for parameter in trained]
     for batch in case.micro_batches(0, 0, 1):
         rows = len(batch.ids_BT)
         num_parts = case.layout.num_replicas // case.instance().mesh.size(("ep",))
@@ -107,7 +107,7 @@ def plain_squares(case: Case) -> tuple[float, float]:
                 if gradient is not None:
                     into += gradient
                     squares += float(gradient.square().sum())
-    return squares, float(sum(one.square().sum() for one in whole)) ** 0.5
+    return squares, float(sum(gradient.square().sum() for gradient in whole)) ** 0.5
 
 
 def all_measured(cases: Sequence[Case]) -> list[Seen]:
@@ -123,8 +123,8 @@ def test_parts_have_the_norms_of_a_plain_loop(size: int, half: int) -> None:
     """Half of the layouts of so many devices, one after the other in the same processes."""
     names = [name for name, case in CASES.items() if case.layout.num_devices == size][half::2]
     ranks = run_rank_threads(all_measured, size, [CASES[name] for name in names])
-    for name, *seen in zip(names, *ranks, strict=True):
+    for name, *results in zip(names, *ranks, strict=True):
         squares, norm = plain_squares(CASES[name])
-        assert [one.norm for one in seen] == pytest.approx([norm] * size, rel=1e-12), name
-        assert [one.squares for one in seen] == pytest.approx([squares] * size, rel=1e-10), name
-        assert not collective_differences(CASES[name].small(), [one.issued for one in seen]), name
+        assert [result.norm for result in results] == pytest.approx([norm] * size, rel=1e-12), name
+        assert [result.squares for result in results] == pytest.approx([squares] * size, rel=1e-10), name
+        assert not collective_differences(CASES[name].small(), [result.issued for result in results]), name

@@ -41,7 +41,7 @@ def trainer_of(plan: Plan, data: Path, policy: str) -> Trainer:
 
 def spoil(trainer: Trainer, array: str) -> str:
     """One element of rank 1 becomes NaN, of its last weight ("state") or its reduced gradient: which parameter."""
-    parts = [(group, one) for group in trainer.engine.groups for one in group.intervals()]
+    parts = [(group, interval) for group in trainer.engine.groups for interval in group.intervals()]
     group, last = max(parts, key=lambda part: part[1].name)
     if trainer.world.rank == 1:
         getattr(group, array)[last.start] = float("nan")
@@ -61,9 +61,9 @@ def with_a_strange_weight(plan: Plan, data: Path) -> tuple[StepAnomaly | None, s
 @pytest.mark.parametrize("layout", OVER)
 def test_a_weight_that_is_not_finite_is_named(layout: str, data: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")
-    found = run_rank_threads(with_a_strange_weight, plan.layout.num_devices, plan, data)
-    unit, _, weight = found[1][1].rpartition(".")
-    for trouble, _ in found:
+    results = run_rank_threads(with_a_strange_weight, plan.layout.num_devices, plan, data)
+    unit, _, weight = results[1][1].rpartition(".")
+    for trouble, _ in results:
         assert trouble is not None
         assert (trouble.step, trouble.policy) == (2, "non_finite")
         assert f"rank 1: weight {weight} of unit {unit} has 1 of " in trouble.where
@@ -95,15 +95,15 @@ def without_it(plan: Plan, data: Path) -> list[float]:
 @pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4"])
 def test_a_step_that_is_left_out_changes_no_weight_and_no_moment(layout: str, data: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")
-    wanted = run_rank_threads(without_it, plan.layout.num_devices, plan, data)[0]
-    found = run_rank_threads(left_out, plan.layout.num_devices, plan, data)
-    unit, _, weight = found[1][1].rpartition(".")
-    for trouble, _, same, losses, num_left_out in found:
+    expected = run_rank_threads(without_it, plan.layout.num_devices, plan, data)[0]
+    results = run_rank_threads(left_out, plan.layout.num_devices, plan, data)
+    unit, _, weight = results[1][1].rpartition(".")
+    for trouble, _, same, losses, num_left_out in results:
         assert trouble is not None
         assert trouble.action == "skip"
         assert f"rank 1: gradient {weight} of unit {unit} has 1 of " in trouble.where
         assert same
-        assert (losses, num_left_out) == (wanted, 1)
+        assert (losses, num_left_out) == (expected, 1)
 
 
 def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -132,9 +132,9 @@ def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list
 @pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4", "pp=2 zb_v"])
 def test_after_going_back_the_run_is_one_that_passed_over_the_batches(layout: str, data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")
-    back, wanted = (
+    back, expected = (
         run_rank_threads(gone_back, plan.layout.num_devices, plan, data, tmp_path, spoiled) for spoiled in (True, False)
     )
-    for (losses, weights), (wanted_losses, wanted_weights) in zip(back, wanted, strict=True):
+    for (losses, weights), (wanted_losses, wanted_weights) in zip(back, expected, strict=True):
         assert losses == wanted_losses
         assert all(torch.equal(weights[name], wanted_weights[name]) for name in wanted_weights)

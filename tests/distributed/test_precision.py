@@ -75,27 +75,29 @@ def test_every_axis_is_as_near_to_float64_as_one_process(name: str) -> None:
 
 def is_as_near(case: Case) -> None:
     """As one process in the same precision recipe."""
-    exact, alone = of_one_process(replace(case, precision=FP64)), of_one_process(case)
-    found = run_rank_threads(first_step, case.layout.num_devices, case)[0]
+    exact, single = of_one_process(replace(case, precision=FP64)), of_one_process(case)
+    distributed = run_rank_threads(first_step, case.layout.num_devices, case)[0]
     if exact.rows is not None:
-        assert torch.equal(exact.rows, alone.rows), "one process routes otherwise in bf16: the case says nothing"
-        assert torch.equal(exact.rows, found.rows)
+        assert torch.equal(exact.rows, single.rows), "one process routes otherwise in bf16: the case says nothing"
+        assert torch.equal(exact.rows, distributed.rows)
     # where one process is exact by luck, which depends on the processor, a thousandth of a rounding to bf16 (2**-8) is allowed
-    assert abs(found.loss - exact.loss) <= 2 * abs(alone.loss - exact.loss) + 2**-18 * exact.loss
-    total, limit = (_distance(one.gradients, exact.gradients) for one in (found, alone))
+    assert abs(distributed.loss - exact.loss) <= 2 * abs(single.loss - exact.loss) + 2**-18 * exact.loss
+    total, limit = (_distance(step.gradients, exact.gradients) for step in (distributed, single))
     assert 0 < total <= 2 * limit
 
 
-def _distance(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+def _distance(gradients: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
     """Of all gradients together."""
-    return error(torch.cat([found[name] for name in sorted(exact)]), torch.cat([exact[name] for name in sorted(exact)]))
+    return error(
+        torch.cat([gradients[name] for name in sorted(exact)]), torch.cat([exact[name] for name in sorted(exact)])
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp32_is_near_to_float64(layout: str) -> None:
     case = Case("dense", LAYOUTS[layout], precision=PRECISIONS["fp32"])
     exact = of_one_process(replace(case, precision=FP64))
-    for found in run_rank_threads(first_step, case.layout.num_devices, case):
-        assert found.loss == pytest.approx(exact.loss, rel=1e-5)
+    for step in run_rank_threads(first_step, case.layout.num_devices, case):
+        assert step.loss == pytest.approx(exact.loss, rel=1e-5)
         for name, gradient in exact.gradients.items():
-            assert error(found.gradients[name], gradient) <= 1e-5, name
+            assert error(step.gradients[name], gradient) <= 1e-5, name

@@ -147,26 +147,28 @@ def test_steps_are_read_ahead_by_one_reader_and_leave_nothing_behind(data: Path)
 def test_goes_on_as_if_it_had_not_stopped(
     model: str, before: str, after: str, optimizer: str, data: Path, tmp_path: Path
 ) -> None:
-    plan, other = (planned(LAYOUTS[layout], model, optimizer) for layout in (before, after))
-    wanted = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path)[0]
-    for found in run_rank_threads(resumed, other.layout.num_devices, other, data, tmp_path):
-        for own, other in zip(found, wanted, strict=True):
-            assert own.step == other.step
-            assert own.learning_rate == other.learning_rate
-            assert own.loss == pytest.approx(other.loss, rel=1e-5)
-            assert own.prediction_loss == (other.prediction_loss and pytest.approx(other.prediction_loss, rel=1e-5))
-            assert (own.prediction_loss is None) == ("predicting" not in model)
-            assert own.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+    plan, resumed_plan = (planned(LAYOUTS[layout], model, optimizer) for layout in (before, after))
+    expected = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path)[0]
+    for records in run_rank_threads(resumed, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path):
+        for record, reference in zip(records, expected, strict=True):
+            assert record.step == reference.step
+            assert record.learning_rate == reference.learning_rate
+            assert record.loss == pytest.approx(reference.loss, rel=1e-5)
+            assert record.prediction_loss == (
+                reference.prediction_loss and pytest.approx(reference.prediction_loss, rel=1e-5)
+            )
+            assert (record.prediction_loss is None) == ("predicting" not in model)
+            assert record.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
 
 
 def resaved(plan: Plan, data: Path, folder: Path, into: Path) -> list[float]:
     """What was saved, saved by other ranks; and the losses of the two steps behind it."""
     trainer = trainer_of(plan, data)
-    with Checkpointer(folder, keep=1) as checkpoints, Checkpointer(into, keep=1) as others:
+    with Checkpointer(folder, keep=1) as checkpoints, Checkpointer(into, keep=1) as rewriter:
         path = checkpoints.latest()
         assert path is not None
         trainer.restore(checkpoints.load(path, trainer.state()))
-        others.save(trainer.step, trainer.state())
+        rewriter.save(trainer.step, trainer.state())
     return [trainer.train_step().loss for _ in range(2)]
 
 
@@ -183,9 +185,11 @@ def test_other_ranks_have_the_same_codes_and_scales(
     model: str, before: str, after: str, data: Path, tmp_path: Path
 ) -> None:
     """Nothing is quantised again; and on the same layout a run goes on bit by bit."""
-    plan, other = (planned(LAYOUTS[layout], model, "adamw_8bit") for layout in (before, after))
-    wanted = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path / "a")[0]
-    found = run_rank_threads(resaved, other.layout.num_devices, other, data, tmp_path / "a", tmp_path / "b")[0]
+    plan, resumed_plan = (planned(LAYOUTS[layout], model, "adamw_8bit") for layout in (before, after))
+    expected = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path / "a")[0]
+    losses = run_rank_threads(
+        resaved, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path / "a", tmp_path / "b"
+    )[0]
     paths = [latest(tmp_path / name) for name in "ab"]
     assert None not in paths
     for prefix, dtypes in (("exp_avg", {torch.uint8, torch.float32}), ("model.", {torch.float32})):
@@ -194,13 +198,13 @@ def test_other_ranks_have_the_same_codes_and_scales(
         assert {values.dtype for values in first.values()} == dtypes
         assert all(torch.equal(values.reshape(-1), second[name].reshape(-1)) for name, values in first.items())
     if before == after:
-        assert found == [one.loss for one in wanted]
+        assert losses == [record.loss for record in expected]
 
 
 def test_blocks_that_tensor_parallelism_cuts_are_read_by_the_same_degree(data: Path, tmp_path: Path) -> None:
-    plan, other = (planned(LAYOUTS[layout], "dense", "adamw_8bit") for layout in ("tp=2 fsdp=2", "tp=4"))
+    plan, resumed_plan = (planned(LAYOUTS[layout], "dense", "adamw_8bit") for layout in ("tp=2 fsdp=2", "tp=4"))
     run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path)
-    for problems in run_rank_threads(refused, other.layout.num_devices, other, data, tmp_path):
+    for problems in run_rank_threads(refused, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path):
         assert [text.count("plan again with the degrees that it was saved with") for text in problems] == [1, 1]
         assert all("exp_avg_scales_of_" in text for text in problems)
 
@@ -227,14 +231,14 @@ def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(
     model: str, layout: str, data: Path, tmp_path: Path
 ) -> None:
     plan = planned(LAYOUTS[layout], model)
-    wanted = run_rank_threads(checkpointed, plan.layout.num_devices, plan, data, tmp_path / "checkpoints")[0]
+    expected = run_rank_threads(checkpointed, plan.layout.num_devices, plan, data, tmp_path / "checkpoints")[0]
     path = latest(tmp_path / "checkpoints")
     assert path is not None
     checkpoint_to_hf(path, plan.model, tmp_path / "hf", seq_len=SEQ_LEN)
-    found = load_hf(tmp_path / "hf").tensors
-    assert set(found) == set(wanted)
-    for name, weight in wanted.items():
-        torch.testing.assert_close(found[name].flatten().double(), weight, rtol=0, atol=0)
+    exported = load_hf(tmp_path / "hf").tensors
+    assert set(exported) == set(expected)
+    for name, weight in expected.items():
+        torch.testing.assert_close(exported[name].flatten().double(), weight, rtol=0, atol=0)
     with pytest.raises(InputError, match=r"the weights of another model than .*: .*; the plan that the run was of"):
         checkpoint_to_hf(path, replace(plan.model, num_layers=2), tmp_path / "other", seq_len=SEQ_LEN)
 
@@ -261,8 +265,8 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
         torch.testing.assert_close(weights[name], tensor.flatten().double(), rtol=0, atol=0)
     batch = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=3).batch(0)
     logits, targets = initial.logits(torch.tensor(batch.inputs_BT)), torch.tensor(batch.targets_BT)
-    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
-    assert record.loss == pytest.approx(wanted.item(), rel=1e-5)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
+    assert record.loss == pytest.approx(expected.item(), rel=1e-5)
     stored = open_hf(tmp_path / "hf").architecture
     with pytest.raises(InputError, match="num_layers = 3; the plan's model has 2, which is required"):
         require_same_model(tmp_path / "hf", stored, replace(plan.model, num_layers=2))
@@ -323,9 +327,9 @@ def test_each_rank_reads_what_it_keeps_of_a_model(
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path, seq_len=SEQ_LEN)
     size = sum(tensor.nbytes for tensor in initial.tensors.values())
-    found = run_rank_threads(read_bytes, plan.layout.num_devices, plan, data, str(tmp_path))
-    assert all(read == kept for read, kept in found), "nothing is read but what is kept, and that once"
-    assert max(read for read, _ in found) <= 1.5 * size / parts, "padding aside, all read alike"
+    bytes_by_rank = run_rank_threads(read_bytes, plan.layout.num_devices, plan, data, str(tmp_path))
+    assert all(read == kept for read, kept in bytes_by_rank), "nothing is read but what is kept, and that once"
+    assert max(read for read, _ in bytes_by_rank) <= 1.5 * size / parts, "padding aside, all read alike"
 
 
 def test_a_run_in_fp16_goes_on_with_its_scale_and_the_updates_that_were_made(data: Path, tmp_path: Path) -> None:
@@ -347,12 +351,16 @@ def test_a_run_in_fp16_goes_on_with_its_scale_and_the_updates_that_were_made(dat
         assert path is not None
         again.restore(checkpoints.load(path, again.state()))
     for _ in range(2):
-        one, other = first.train_step(), again.train_step()
-        assert (one.loss, one.loss_scale, one.num_skipped) == (other.loss, other.loss_scale, other.num_skipped)
-    for (name, _, mine), (_, _, theirs) in zip(
+        uninterrupted, resumed_record = first.train_step(), again.train_step()
+        assert (uninterrupted.loss, uninterrupted.loss_scale, uninterrupted.num_skipped) == (
+            resumed_record.loss,
+            resumed_record.loss_scale,
+            resumed_record.num_skipped,
+        )
+    for (name, _, original), (_, _, restored) in zip(
         first.engine.checkpoint_tensors(), again.engine.checkpoint_tensors(), strict=True
     ):
-        assert torch.equal(mine, theirs), name
+        assert torch.equal(original, restored), name
 
 
 @pytest.mark.parametrize(("before", "after"), [("dp=2", "dp=2"), ("tp=2 cp=2", "tp=2 cp=2"), ("dp=2", "pp=2 zb_v")])
@@ -361,15 +369,19 @@ def test_a_run_goes_on_with_the_scales_of_its_earlier_steps(
 ) -> None:
     """Bit for bit on the same ranks; on others from the same factors and history."""
     plans = [planned(LAYOUTS[name], "dense") for name in (before, after)]
-    first, second = (replace(one, job=replace(one.job, precision="fp8_transformer_engine")) for one in plans)
+    first, second = (replace(plan, job=replace(plan.job, precision="fp8_transformer_engine")) for plan in plans)
     (records, scales), *_ = run_rank_threads(saved_with_scales, first.layout.num_devices, first, data, tmp_path)
-    for found, own in run_rank_threads(resumed_with_scales, second.layout.num_devices, second, data, tmp_path):
-        for name, values in own.items():
+    for resumed_records, resumed_scales in run_rank_threads(
+        resumed_with_scales, second.layout.num_devices, second, data, tmp_path
+    ):
+        for name, values in resumed_scales.items():
             assert torch.equal(values, scales[name]), name
         if first == second:
-            assert [one.loss for one in found] == [one.loss for one in records]
+            assert [record.loss for record in resumed_records] == [record.loss for record in records]
         else:
-            assert [one.loss for one in found] == pytest.approx([one.loss for one in records], rel=1e-3)
+            assert [record.loss for record in resumed_records] == pytest.approx(
+                [record.loss for record in records], rel=1e-3
+            )
 
 
 def saved_with_scales(plan: Plan, data: Path, folder: Path) -> tuple[list[StepRecord], dict[str, torch.Tensor]]:
@@ -393,6 +405,6 @@ def resumed_with_scales(plan: Plan, data: Path, folder: Path) -> tuple[list[Step
 
 
 def copied_scales(trainer: Trainer) -> dict[str, torch.Tensor]:
-    found = {name: one.clone() for name, one in trainer.engine.scales.state().items()}
-    assert found
-    return found
+    copies = {name: scale.clone() for name, scale in trainer.engine.scales.state().items()}
+    assert copies
+    return copies

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from torch import Tensor
-from training import Case, Found, plain, trained
+from training import Case, RunResult, plain, trained
 
 from shardwise.layout.layout import Layout
 from shardwise.run.kernels import experts
@@ -76,8 +76,8 @@ def wrong_axis(patch: pytest.MonkeyPatch) -> None:
 def scaled_expert_gradient(patch: pytest.MonkeyPatch) -> None:
     gradient = experts.expert_gradient
 
-    def scaled(left: Tensor, right: Tensor, routing: Any, out: Tensor, **given: Any) -> Tensor:
-        return gradient(left, right * 1.001, routing, out, **given)
+    def scaled(first_operand: Tensor, second_operand: Tensor, routing: Any, out: Tensor, **options: Any) -> Tensor:
+        return gradient(first_operand, second_operand * 1.001, routing, out, **options)
 
     patch.setattr(experts, "expert_gradient", scaled)
 
@@ -88,8 +88,15 @@ def copies_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 SABOTAGES: Mapping[str, Callable[[pytest.MonkeyPatch], None]] = {
-    one.__name__: one
-    for one in (gathers_come_late, dropped_wait, dropped_reduction, wrong_axis, scaled_expert_gradient, copies_counted)
+    sabotage.__name__: sabotage
+    for sabotage in (
+        gathers_come_late,
+        dropped_wait,
+        dropped_reduction,
+        wrong_axis,
+        scaled_expert_gradient,
+        copies_counted,
+    )
 }
 HYBRID = Case(layout=Layout(dp=2, fsdp=2))
 SHARDED = Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2))
@@ -102,27 +109,27 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def sabotaged(name: str, case: Case) -> list[Found]:
+def sabotaged(name: str, case: Case) -> list[RunResult]:
     """A run of ranks whose engine is changed."""
     with pytest.MonkeyPatch.context() as patch:
         SABOTAGES[name](patch)
         return run_rank_threads(trained, case.layout.num_devices, case)
 
 
-def differs(found: Found, wanted: Found) -> bool:
+def differs(actual: RunResult, expected: RunResult) -> bool:
     """By more than rounding, in the norms of gradients: those of the first step are of weights that are alike."""
-    return found.norms[0] != pytest.approx(wanted.norms[0], rel=1e-9)
+    return actual.norms[0] != pytest.approx(expected.norms[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_sabotage_is_noticed(name: str) -> None:
     case = CASES[name]
-    wanted = plain(case)
-    assert any(differs(found, wanted) for found in sabotaged(name, case))
+    expected = plain(case)
+    assert any(differs(actual, expected) for actual in sabotaged(name, case))
 
 
 def test_a_gather_that_comes_late_is_waited_for() -> None:
-    wanted = plain(SHARDED)
-    for found in sabotaged("gathers_come_late", SHARDED):
-        assert not differs(found, wanted)
-        assert found.losses == pytest.approx(wanted.losses, rel=1e-12)
+    expected = plain(SHARDED)
+    for actual in sabotaged("gathers_come_late", SHARDED):
+        assert not differs(actual, expected)
+        assert actual.losses == pytest.approx(expected.losses, rel=1e-12)

@@ -42,8 +42,8 @@ def write(name: str, folder: Path, choices: ConvertOptions | None = None) -> Non
 
 
 def require_read(folder: Path) -> None:
-    found = open_stored_model(folder, MODEL).weights()
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in WEIGHTS.tensors.items())
+    weights = open_stored_model(folder, MODEL).weights()
+    assert all(torch.equal(weights.tensors[name], tensor) for name, tensor in WEIGHTS.tensors.items())
 
 
 def save_sharded(folder: str) -> None:
@@ -143,7 +143,7 @@ def test_files_that_are_not_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["torchtitan", "megatron", "megatron-ranks"])
 def test_another_model_is_refused(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
-    for field, value, said in (
+    for field, value, message in (
         ("num_layers", 5, "lacks|has shape|has 0 of the 12 elements of layers.4.attention_norm_weight"),
         ("num_layers", 3, "has, besides what the given model says|has shape"),
         ("d_ff", 24, "has shape"),
@@ -153,7 +153,7 @@ def test_another_model_is_refused(name: str, tmp_path: Path) -> None:
             "has shape|has 1,536 of the 2,400 elements of embedding.embedding that the given model has",
         ),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             open_stored_model(tmp_path, replace(MODEL, **{field: value}))
 
 
@@ -161,5 +161,5 @@ def test_weights_of_one_device_are_the_whole(tmp_path: Path) -> None:
     """`StoredModel.weights` computes what the written weights compute."""
     write("megatron", tmp_path)
     ids = torch.arange(8).view(1, 8)
-    found: ModelWeights = open_stored_model(tmp_path, MODEL).weights()
-    assert torch.equal(found.logits(ids), WEIGHTS.logits(ids))
+    weights: ModelWeights = open_stored_model(tmp_path, MODEL).weights()
+    assert torch.equal(weights.logits(ids), WEIGHTS.logits(ids))

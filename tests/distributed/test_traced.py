@@ -95,24 +95,24 @@ def test_the_reduction_of_an_overlapped_step_is_inside_the_backward_pass() -> No
     for trace in traces("replicas"):
         backward = [event for event in of_kind(trace, PASS) if event.phase == "B"][-1]
         sums = reductions(trace)
-        inside = [one for one in sums if backward.start_ns < one.start_ns < last_kernel_ns(trace)]
+        inside = [event for event in sums if backward.start_ns < event.start_ns < last_kernel_ns(trace)]
         assert len(sums) > 3
         assert len(inside) >= len(sums) - 1  # the last may be of the very last kernel
-        assert {one.name for one in sums} == {"all_reduce gradient"}
+        assert {event.name for event in sums} == {"all_reduce gradient"}
 
 
 def test_a_reduction_after_the_backward_pass_is_seen_behind_it() -> None:
     for trace in traces("reduced after"):
         assert reductions(trace)
-        assert all(one.start_ns >= last_kernel_ns(trace) for one in reductions(trace))
+        assert all(event.start_ns >= last_kernel_ns(trace) for event in reductions(trace))
 
 
 @pytest.mark.parametrize("name", ["replicas", "sharded", "tensor", "pipeline"])
 def test_seconds_of_a_rank_add_up_and_nothing_on_the_compute_stream_overlaps(name: str) -> None:
     step = align_clocks(traces(name))
     for rank in step.ranks:
-        found = measure_occupancy(rank)
-        parts = found.busy_s + found.exposed_s + found.gaps_s + found.between_s
+        occupancy = measure_occupancy(rank)
+        parts = occupancy.busy_s + occupancy.exposed_s + occupancy.gaps_s + occupancy.between_s
         assert parts == pytest.approx(rank.seconds, rel=1e-9)
         for before, after in zip(rank.compute_spans, rank.compute_spans[1:], strict=False):
             assert before.end <= after.start
@@ -123,21 +123,25 @@ def test_kernels_have_the_names_of_the_planned_step(name: str) -> None:
     case = CASES[name]
     for place, trace in enumerate(traces(name)):
         instance = case.instance().for_pp_rank(place if case.layout.pp > 1 else 0)
-        measured = {(event.path, event.phase, made) for event in of_kind(trace, KERNEL) for made in event.results}
+        measured = {(event.path, event.phase, tensor) for event in of_kind(trace, KERNEL) for tensor in event.results}
         names = {part for event in of_kind(trace, KERNEL) for part in event.name.split(" + ")}
         for path, unit in instance.units:
             for kind in "FB":
                 kernels = [
-                    one for one in unroll_rings(instance.instructions(path, unit, kind)) if isinstance(one, Kernel)
+                    instruction
+                    for instruction in unroll_rings(instance.instructions(path, unit, kind))
+                    if isinstance(instruction, Kernel)
                 ]
                 for kernel in kernels:
-                    assert any((path, kernel.phase, made) in measured for made in kernel.outputs), kernel.name
+                    assert any((path, kernel.phase, tensor) in measured for tensor in kernel.outputs), kernel.name
                     assert kernel.name in names or len(kernel.outputs) > 1, kernel.name
 
 
 def test_collectives_of_activations_have_the_names_of_the_planned_step() -> None:
     instance = CASES["tensor"].instance()
-    planned = {one.name for path, unit in instance.units for one in instance.activation_collectives(path, unit)}
+    planned = {
+        collective.name for path, unit in instance.units for collective in instance.activation_collectives(path, unit)
+    }
     for trace in traces("tensor"):
         moved = {event.name for event in of_kind(trace, COLLECTIVE) if event.role == "activation"}
         assert moved == planned
@@ -147,10 +151,10 @@ def test_collectives_of_activations_have_the_names_of_the_planned_step() -> None
 
 @pytest.mark.parametrize("name", ["replicas", "sharded", "tensor"])
 def test_ranks_meet_at_every_collective(name: str) -> None:
-    found = traces(name)
-    met = match_collectives(align_clocks(found))
-    assert len(met) == len(of_kind(found[0], COLLECTIVE)) == len(of_kind(found[1], COLLECTIVE))
-    for meeting in met.values():
+    rank_traces = traces(name)
+    matches = match_collectives(align_clocks(rank_traces))
+    assert len(matches) == len(of_kind(rank_traces[0], COLLECTIVE)) == len(of_kind(rank_traces[1], COLLECTIVE))
+    for meeting in matches.values():
         names = {span.event.name for span in meeting.spans.values()}
         sizes = {span.event.num_bytes for span in meeting.spans.values()}
         assert len(names) == len(sizes) == 1
@@ -176,8 +180,8 @@ def test_nothing_is_done_before_all_ranks_have_come() -> None:
 
 
 def test_a_recorded_step_computes_the_same() -> None:
-    found = [loss for _, loss in run_rank_threads(recorded, 2, SHARDED)]
-    assert found == run_rank_threads(unrecorded, 2, SHARDED)
+    losses = [loss for _, loss in run_rank_threads(recorded, 2, SHARDED)]
+    assert losses == run_rank_threads(unrecorded, 2, SHARDED)
 
 
 def stalled(case: Case) -> tuple[RankTrace, float]:
@@ -205,9 +209,11 @@ def stall_of_rank_1(engine: TrainingEngine) -> None:
 def test_an_injected_stall_is_found_and_named() -> None:
     step = align_clocks([trace for trace, _ in run_processes(stalled, 2, TENSOR)])
     # a busy machine stalls other kernels as well
-    (found,) = [one for one in find_stalls(step) if (one.rank, one.name, one.path) == (1, "contract gate", "layers.1")]
-    assert (found.in_gap, found.phase, found.action) == (False, "forward", "0F0")
-    assert found.excess_s == pytest.approx(STALL_S, rel=0.2)
+    (stall,) = [
+        stall for stall in find_stalls(step) if (stall.rank, stall.name, stall.path) == (1, "contract gate", "layers.1")
+    ]
+    assert (stall.in_gap, stall.phase, stall.action) == (False, "forward", "0F0")
+    assert stall.excess_s == pytest.approx(STALL_S, rel=0.2)
     waiting, late = measure_lateness(step)
     assert late.kept_s > 0.8 * STALL_S > waiting.kept_s
     assert late.by_axis["tp"] == pytest.approx(late.kept_s, rel=0.2)

@@ -78,7 +78,7 @@ def collectives(group: CollectiveGroup, position: int, values: torch.Tensor) -> 
     }  # fmt: skip
 
 
-def wanted(position: int) -> dict[str, list[float]]:
+def expected_values(position: int) -> dict[str, list[float]]:
     """The same by slices of a matrix of all ranks' values, a row for each position."""
     matrix = torch.stack([own_values(rank) for rank in (3, 1, 0, 2)])
     uneven = [matrix[peer][start : start + (peer + position) % 4] for peer, start in enumerate(_starts(position))]
@@ -101,7 +101,7 @@ def _starts(position: int) -> list[int]:
 def test_every_collective(run: str) -> None:
     results = RUNS[run](every_collective, SIZE)
     for rank, result in enumerate(results):
-        assert result == wanted([3, 1, 0, 2].index(rank)), f"rank {rank}"
+        assert result == expected_values([3, 1, 0, 2].index(rank)), f"rank {rank}"
 
 
 AXES = (
@@ -117,9 +117,9 @@ ALIKE = ("2 zero-1", "2 zero-2")  # which issue no collective that others do not
 def test_processes_train_as_one_over_each_axis(name: str) -> None:
     case = CASES[name]
     ranks = put_together(run_processes(trained, case.layout.num_devices, case))
-    for found in ranks:
-        compare(found, plain(case))
-    assert collective_differences(case.small(), [found.issued for found in ranks]) == ()
+    for result in ranks:
+        compare(result, plain(case))
+    assert collective_differences(case.small(), [result.issued for result in ranks]) == ()
 
 
 def agree_within_a_step() -> tuple[list[IssuedCollective], Counter[IssuedCollective], str]:
@@ -158,9 +158,9 @@ def one_leaves_out_a_collective() -> None:
 
 def both_receive_first() -> None:
     transport = current_transport()
-    other, values = 1 - transport.rank, torch.zeros(3)
-    transport.world.receive(values, other).wait()
-    transport.world.send(values, other).wait()
+    peer, values = 1 - transport.rank, torch.zeros(3)
+    transport.world.receive(values, peer).wait()
+    transport.world.send(values, peer).wait()
 
 
 def one_ends_early() -> None:

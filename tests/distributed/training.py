@@ -73,8 +73,8 @@ UNEVEN_PREDICTING = replace(TIED_PREDICTING, name="uneven predicting", vocab_siz
 UNEVEN_ADAPTED = replace(ADAPTED, name="uneven adapted", vocab_size=23)
 UNEVEN_CAPPED = replace(TIED, name="uneven capped", vocab_size=9, numerics=Numerics(logit_cap=0.5))
 MODELS = {
-    one.name: one
-    for one in (
+    architecture.name: architecture
+    for architecture in (
         DEEP, DEEP_ROUTED, DEEP_TIED, UNEVEN, UNEVEN_TIED, NINE, UNEVEN_PREDICTING, UNEVEN_ADAPTED, UNEVEN_CAPPED,
         DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, GROUPED, WINDOWED, PREDICTING, TURNED,
         TIED_PREDICTING, ADAPTED_PREDICTING,
@@ -87,7 +87,7 @@ ROUTED_BLOCKS = replace(
 )
 # Of which that is so whatever its vocabulary.
 WIDE_BLOCKS = replace(DENSE, name="wide blocks", num_layers=2, d_model=256, d_ff=8, head_dim=2)
-MODELS |= {one.name: one for one in (BLOCKS, ROUTED_BLOCKS, WIDE_BLOCKS)}
+MODELS |= {architecture.name: architecture for architecture in (BLOCKS, ROUTED_BLOCKS, WIDE_BLOCKS)}
 STEPS, POSITIONS, SEED = 2, 8, 5
 
 
@@ -148,7 +148,7 @@ Pieces = list[tuple[Any, torch.Tensor]]  # intervals, and their values
 
 
 @dataclass
-class Found:
+class RunResult:
     """What each step of a run gave; `further` are the losses of multi-token prediction by module, `auxiliary` those that balance
     experts. `issued`: the collectives of the last step. A rank has its `pieces` of gradients and weights: see `put_together`."""
 
@@ -163,16 +163,16 @@ class Found:
     pieces: list[Pieces] = field(default_factory=list)  # of the gradients in each step, then of the weights
 
 
-def adamw(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
+def adamw(kinds: list[Any], changes: Mapping[str, float]) -> torch.optim.Optimizer:
     """PyTorch's over matrices and all else, with the values that recipes have."""
-    values = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, **given}
+    values = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, **changes}
     groups = [{"params": kinds[0], "weight_decay": values["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(values["beta1"], values["beta2"]), eps=values["epsilon"], lr=1.0)
 
 
-def sgd(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
+def sgd(kinds: list[Any], changes: Mapping[str, float]) -> torch.optim.Optimizer:
     """Likewise with momentum."""
-    values = {"momentum": 0.9, "nesterov": 0.0, "weight_decay": 0.0, **given}
+    values = {"momentum": 0.9, "nesterov": 0.0, "weight_decay": 0.0, **changes}
     groups = [{"params": kinds[0], "weight_decay": values["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}]
     return torch.optim.SGD(groups, momentum=values["momentum"], nesterov=bool(values["nesterov"]), lr=1.0)
 
@@ -190,21 +190,22 @@ def optimizer_of(case: Case, trained: Mapping[str, Any], kinds: list[Any]) -> to
     return OPTIMIZERS[case.optimizer](kinds, case.recipe_of().optimizer)
 
 
-def plain(case: Case) -> Found:
+def plain(case: Case) -> RunResult:
     """The same micro-batches in a loop that knows of no mesh."""
     recipe, architecture = case.recipe_of(), case.architecture
     model = build(architecture, dtype=torch.float64)
     initialise(model, SEED)
     if recipe.capacity_factor is not None:
-        for one in model.modules():
-            one.capacity = recipe.capacity_factor, case.layout.num_replicas
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        for module in model.modules():
+            module.capacity = recipe.capacity_factor, case.layout.num_replicas
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     plain_names = ("norm_weight", "norm_bias", "_bias", "sinks")
     kinds = [
-        [one for name, one in trained.items() if name.endswith(plain_names) is not matrix] for matrix in (True, False)
+        [parameter for name, parameter in trained.items() if name.endswith(plain_names) is not matrix]
+        for matrix in (True, False)
     ]
     optimizer = optimizer_of(case, trained, kinds)
-    found = Found()
+    result = RunResult()
     for step in range(STEPS):
         optimizer.zero_grad()
         loss, further, auxiliary, counts = 0.0, [0.0] * architecture.num_predict_layers, 0.0, []
@@ -219,28 +220,30 @@ def plain(case: Case) -> Found:
                 auxiliary += output.auxiliary().item() / len(batches)
             total.backward()
             loss += output.loss.item()
-            further = [one + own.item() for one, own in zip(further, output.further, strict=True)]
-        found.losses.append(loss)
-        found.auxiliary += [auxiliary] if architecture.num_experts and recipe.balance == "auxiliary" else []
-        found.further.append([recipe.prediction_weight / len(further) * one for one in further])
-        found.gradients.append({name: one.grad.clone().flatten() for name, one in trained.items()})
-        found.norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), recipe.clip_norm).item())
+            further = [
+                total_loss + module_loss.item() for total_loss, module_loss in zip(further, output.further, strict=True)
+            ]
+        result.losses.append(loss)
+        result.auxiliary += [auxiliary] if architecture.num_experts and recipe.balance == "auxiliary" else []
+        result.further.append([recipe.prediction_weight / len(further) * total_loss for total_loss in further])
+        result.gradients.append({name: parameter.grad.clone().flatten() for name, parameter in trained.items()})
+        result.norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), recipe.clip_norm).item())
         for settings in optimizer.param_groups:
             settings["lr"] = recipe.learning_rate_at(step)
         optimizer.step()
         if architecture.num_experts and recipe.balance == "bias":
             for bias, rows in zip(model.buffers(), sum(counts), strict=True):
                 balance(bias, rows, recipe.balance_rate)
-    found.weights = {name: one.detach().clone().flatten() for name, one in model.named_parameters()}
-    found.biases = {name: one.clone() for name, one in model.named_buffers()}
-    return found
+    result.weights = {name: parameter.detach().clone().flatten() for name, parameter in model.named_parameters()}
+    result.biases = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return result
 
 
 def engine_of(case: Case) -> TrainingEngine:
     instance = case.instance()
-    made = TrainingEngine(instance, case.recipe_of(), World(instance.mesh))
-    made.initialize(SEED)
-    return made
+    engine = TrainingEngine(instance, case.recipe_of(), World(instance.mesh))
+    engine.initialize(SEED)
+    return engine
 
 
 def replica_of(engine: TrainingEngine, case: Case) -> int:
@@ -256,10 +259,10 @@ def run_step(engine: TrainingEngine, case: Case, step: int) -> Any:
 def pieces_of(engine: TrainingEngine, tensor: str) -> Pieces:
     """This rank's part of every parameter's gradient ("gradient_shard") or weight ("state")."""
     return [
-        (one, getattr(group, tensor)[one.start : one.start + one.size].clone())
+        (shard, getattr(group, tensor)[shard.start : shard.start + shard.size].clone())
         for group in engine.groups
         if group.group.trained or tensor == "state"
-        for one in group.intervals()
+        for shard in group.intervals()
     ]
 
 
@@ -273,40 +276,40 @@ def of_all_ranks(transport: Transport, value: Any) -> list[Any]:
     content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     length = torch.tensor([len(content)])
     transport.world.all_reduce(length, "max").wait()
-    mine = torch.cat([content, content.new_zeros(int(length) - len(content))])
-    whole = mine.new_empty(transport.size * len(mine))
-    transport.world.all_gather(whole, mine).wait()
-    return [pickle.loads(part.numpy().tobytes()) for part in whole.view(transport.size, len(mine))]
+    padded = torch.cat([content, content.new_zeros(int(length) - len(content))])
+    whole = padded.new_empty(transport.size * len(padded))
+    transport.world.all_gather(whole, padded).wait()
+    return [pickle.loads(part.numpy().tobytes()) for part in whole.view(transport.size, len(padded))]
 
 
 def whole_of(ranks: Sequence[Pieces]) -> dict[str, torch.Tensor]:
     """Parameters by name, flat; NaN where no rank has a piece. What several ranks have is alike on all of them."""
-    found: dict[str, torch.Tensor] = {}
-    for one, values in (piece for rank in ranks for piece in rank):
-        whole = found.setdefault(one.name, torch.full(one.global_shape, float("nan"), dtype=torch.float64))
-        for box, piece in zip(one.boxes(), values.split([box.volume for box in one.boxes()]), strict=True):
-            own, before = piece.view(box.lengths).to(torch.float64), whole[box.slices]
-            assert bool((before.isnan() | (before == own)).all()), f"{one.name}: copies differ"
-            whole[box.slices] = own
-    return {name: whole.flatten() for name, whole in found.items()}
+    parameters: dict[str, torch.Tensor] = {}
+    for shard, values in (piece for rank in ranks for piece in rank):
+        whole = parameters.setdefault(shard.name, torch.full(shard.global_shape, float("nan"), dtype=torch.float64))
+        for box, piece in zip(shard.boxes(), values.split([box.volume for box in shard.boxes()]), strict=True):
+            values_of_rank, before = piece.view(box.lengths).to(torch.float64), whole[box.slices]
+            assert bool((before.isnan() | (before == values_of_rank)).all()), f"{shard.name}: copies differ"
+            whole[box.slices] = values_of_rank
+    return {name: whole.flatten() for name, whole in parameters.items()}
 
 
-def put_together(ranks: Sequence[Found]) -> Sequence[Found]:
+def put_together(ranks: Sequence[RunResult]) -> Sequence[RunResult]:
     """The same, with whole gradients and weights."""
-    *gradients, weights = (whole_of(pieces) for pieces in zip(*(one.pieces for one in ranks), strict=True))
-    for one in ranks:
-        one.gradients, one.weights = gradients, weights
+    *gradients, weights = (whole_of(pieces) for pieces in zip(*(rank.pieces for rank in ranks), strict=True))
+    for rank in ranks:
+        rank.gradients, rank.weights = gradients, weights
     return ranks
 
 
-def trained(case: Case) -> Found:
+def trained(case: Case) -> RunResult:
     """What the engine finds, on every rank. Gradients are taken when their norm is: before they are clipped."""
     engine = engine_of(case)
-    found = Found()
+    measured = RunResult()
     norm = engine.updater.norm
 
     def looked() -> torch.Tensor:
-        found.pieces.append(pieces_of(engine, "gradient_shard"))
+        measured.pieces.append(pieces_of(engine, "gradient_shard"))
         return norm()
 
     engine.updater.norm = looked  # type: ignore[method-assign]
@@ -314,11 +317,11 @@ def trained(case: Case) -> Found:
         capture = CollectiveCapture(engine.world) if step == STEPS - 1 else nullcontext()
         with capture:
             result = run_step(engine, case, step)
-        found.losses.append(result.loss.item())
-        found.auxiliary += [] if engine.balancer.loss is None else [engine.balancer.loss.item()]
-        found.further.append([one.item() for one in result.mtp_losses])
-        found.norms.append(result.norm.item())
-    found.pieces.append(pieces_of(engine, "state"))
-    found.biases = {name: one.clone() for name, one in engine.buffers()}
-    found.issued = capture.sequence
-    return found
+        measured.losses.append(result.loss.item())
+        measured.auxiliary += [] if engine.balancer.loss is None else [engine.balancer.loss.item()]
+        measured.further.append([mtp_loss.item() for mtp_loss in result.mtp_losses])
+        measured.norms.append(result.norm.item())
+    measured.pieces.append(pieces_of(engine, "state"))
+    measured.biases = {name: buffer.clone() for name, buffer in engine.buffers()}
+    measured.issued = capture.sequence
+    return measured

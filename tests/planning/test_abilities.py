@@ -38,7 +38,7 @@ TABLES: dict[str, Any] = {
     "axes": ("tp", "cp", "pp", "ep"), "zero": range(4), "zero_with_pp": range(4),
     "zero_with_cp": range(4), "zero_with_ep": range(4), "schedules": SCHEDULES,
     "cp_variants": CP_VARIANTS, "recompute": policy_names(), "losses": LOSS_KERNELS, "offload": OFFLOADS,
-    "products": [one.matmul_format for one in PRECISIONS.values()] + ["int8"],
+    "products": [precision.matmul_format for precision in PRECISIONS.values()] + ["int8"],
     "precisions": PRECISIONS, "replica_precisions": PRECISIONS, "stages": STAGES, "rules": (*FRAMEWORK_RULES, *POLICY_RULES),
 }  # fmt: skip
 NAMED = tuple(name for name in stack_names() if name not in STACK_KINDS)
@@ -57,7 +57,7 @@ def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str)
     assert runs.recompute
     assert "none" in runs.offload
     assert stack.loss in runs.losses
-    assert {one.name for one in fields(Abilities)} == {
+    assert {field.name for field in fields(Abilities)} == {
         *TABLES,
         "sequence_parallel",
         "uneven_batches",
@@ -71,11 +71,13 @@ def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str)
 @pytest.mark.parametrize("name", STACK_KINDS)
 def test_a_kind_runs_what_any_of_its_stacks_does(name: str) -> None:
     runs = dict(get_stack(name).abilities.items())
-    own = [dict(get_stack(one).abilities.items()) for one in NAMED if get_stack(one).kind == name]
-    rules = [set(one.pop("rules")) for one in own]
+    abilities = [
+        dict(get_stack(stack_name).abilities.items()) for stack_name in NAMED if get_stack(stack_name).kind == name
+    ]
+    rules = [set(values_by_ability.pop("rules")) for values_by_ability in abilities]
     assert set(runs.pop("rules")) == set.intersection(*rules)
     for ability, values in runs.items():
-        several = [one[ability] for one in own]
+        several = [values_by_ability[ability] for values_by_ability in abilities]
         assert values == any(several) if isinstance(values, bool) else set(values) == set().union(*several)
 
 
@@ -95,14 +97,14 @@ PUBLISHED = [
 @pytest.mark.parametrize("rows", PUBLISHED)
 def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[RunRow, ...]) -> None:
     """But for recomputes between none and all, which are priced as ours, whatever software calls selective."""
-    found = {
-        one.row.id: problems
-        for one in predict_rows(rows)
-        if one.prediction
-        and (case := one.prediction.case)
+    problems_by_run = {
+        predicted.row.id: problems
+        for predicted in predict_rows(rows)
+        if predicted.prediction
+        and (case := predicted.prediction.case)
         and (problems := unsupported_choices(case.software.stack, case.architecture, case.job, _as_stated(case)))
     }
-    assert found == {}
+    assert problems_by_run == {}
 
 
 @pytest.mark.parametrize(
@@ -145,9 +147,9 @@ def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[RunRow, .
 )  # fmt: skip
 def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: str) -> None:
     model = sw.load_model("llama-3-8b")
-    found = unsupported_choices(get_stack(stack), model, job_of(stack), Layout.parse(text))
-    assert len(found) == bool(words), found
-    assert all(words in problem for problem in found)
+    problems = unsupported_choices(get_stack(stack), model, job_of(stack), Layout.parse(text))
+    assert len(problems) == bool(words), problems
+    assert all(words in problem for problem in problems)
 
 
 @pytest.mark.thinned(4)
@@ -157,14 +159,14 @@ def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, mo
     stack, architecture = get_stack(name), sw.load_model(model)
     cluster = sw.load_cluster("h100:16" if "GPU" in stack.platforms else "tpu-v5p:2x2x4", stack=name)
     job = replace(job_of(name), loss=stack.loss)
-    found = search_layouts(
+    result = search_layouts(
         Problem(architecture, cluster, job),
         choices=Choices().limit_to_stack(stack, architecture, job_of(name)),
         checks=SearchChecks(num_samples=200),
     )
-    for row in (*found.best, *found.by_factorisation, *found.sampled):
+    for row in (*result.best, *result.by_factorisation, *result.sampled):
         assert unsupported_choices(stack, architecture, job, row.layout) == []
-    for row in found.sampled[:20]:
+    for row in result.sampled[:20]:
         assert row.step_time_s == pytest.approx(
             estimate(Problem(architecture, cluster, job), row.layout).step_time_s, rel=1e-9
         )
@@ -173,7 +175,7 @@ def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, mo
 def test_only_what_a_stack_has_is_searched() -> None:
     llama = sw.load_model("llama-3-8b")
     has = {name: Choices().limit_to_stack(get_stack(name), llama, job_of(name)) for name in stack_names()}
-    in_pieces = {name for name, one in has.items() if one.async_tp == (0, 1)}
+    in_pieces = {name for name, choices in has.items() if choices.async_tp == (0, 1)}
     assert {"megatron", "nemo-25", "torchtitan", "maxtext", "fused", "compiled"} <= in_pieces
     assert not {"megatron-2022", "deepspeed", "torch-fsdp", "internevo", "shardwise"} & in_pieces
     assert has["torchtitan"].schedule == ("natural", "interleaved_zb", "zb_v", "dualpipe_v")
@@ -206,8 +208,8 @@ def test_only_what_a_stack_has_is_searched() -> None:
 def test_only_the_recompute_that_a_stack_runs_on_a_model_is_searched(
     name: str, model: str, precision: str, recompute: tuple[str, ...]
 ) -> None:
-    found = Choices().limit_to_stack(get_stack(name), sw.load_model(model), replace(JOB, precision=precision))
-    assert found.recompute == recompute
+    choices = Choices().limit_to_stack(get_stack(name), sw.load_model(model), replace(JOB, precision=precision))
+    assert choices.recompute == recompute
 
 
 def test_delayed_scaling_runs_no_norm_again() -> None:
@@ -226,25 +228,25 @@ EXPLAINED = ("maxtext", "nemo-25")  # of the stacks that overlap it: one for TPU
 def test_a_given_layout_is_as_the_stack_runs_it(name: str) -> None:
     """XLA, NeMo and Megatron Bridge overlap tensor parallelism whether a layout says so or not; no other stack does."""
     overlaps = name.startswith(("pax", "maxtext", "nemo", "megatron-bridge"))
-    stack, given = get_stack(name), Layout(dp=4, tp=2, sequence_parallel=True)
+    stack, layout = get_stack(name), Layout(dp=4, tp=2, sequence_parallel=True)
     assert stack.overlaps_tp is overlaps
-    assert layout_as_run(stack, given) == replace(given, async_tp=overlaps)
-    for other in (replace(given, sequence_parallel=False), Layout(fsdp=8, sequence_parallel=True)):
-        assert layout_as_run(stack, other) == other
+    assert layout_as_run(stack, layout) == replace(layout, async_tp=overlaps)
+    for unchanged in (replace(layout, sequence_parallel=False), Layout(fsdp=8, sequence_parallel=True)):
+        assert layout_as_run(stack, unchanged) == unchanged
     if overlaps:
         cluster = sw.load_cluster("h100:8" if "GPU" in stack.platforms else "tpu-v5p:2x2x2", stack=name)
-        found = plan_layout(sw.load_model("llama-3-8b"), cluster, JOB, given)
-        assert found.layout.async_tp
-        assert found.estimate.step_time_s == sw.estimate("llama-3-8b", cluster, JOB, given).step_time_s
+        plan = plan_layout(sw.load_model("llama-3-8b"), cluster, JOB, layout)
+        assert plan.layout.async_tp
+        assert plan.estimate.step_time_s == sw.estimate("llama-3-8b", cluster, JOB, layout).step_time_s
     if name in EXPLAINED:
-        told = sw.explain(found, str(given))
-        assert told.against is not None
-        assert told.against.layout == str(found.layout)
+        explanation = sw.explain(plan, str(layout))
+        assert explanation.against is not None
+        assert explanation.against.layout == str(plan.layout)
 
 
 def test_without_a_stack_a_layout_is_as_given() -> None:
-    given = Layout(dp=4, tp=2, sequence_parallel=True)
-    assert layout_as_run(None, given) is given
+    layout = Layout(dp=4, tp=2, sequence_parallel=True)
+    assert layout_as_run(None, layout) is layout
 
 
 @pytest.mark.parametrize(
@@ -267,21 +269,21 @@ def test_a_plan_for_a_stack_refuses_what_it_does_not_run(
     assert words in str(error.value)
     kind = get_stack(stack).kind
     llama = sw.load_model("llama-3-8b")
-    found = (
+    of_kind = (
         Choices().with_pins(pins, {}).limit_to_stack(get_stack(kind), llama, job)
     )  # software of that kind may have it
-    assert all(getattr(found, name)[0] == value for name, value in pins.items() if name != "tp")
+    assert all(getattr(of_kind, name)[0] == value for name, value in pins.items() if name != "tp")
 
 
 def test_a_pinned_value_stays_where_the_stack_would_search_more() -> None:
     stack = get_stack("torchtitan")
-    found = (
+    choices = (
         Choices()
         .with_pins({"async_tp": False, "schedule": "1f1b"}, {})
         .limit_to_stack(stack, sw.load_model("llama-3-8b"), job_of(stack.name))
     )
-    assert (found.async_tp, found.schedule) == ((0,), ("1f1b",))
-    assert found.stack == stack
+    assert (choices.async_tp, choices.schedule) == ((0,), ("1f1b",))
+    assert choices.stack == stack
 
 
 def test_an_estimate_of_what_a_stack_does_not_run_is_made_and_says_so() -> None:
@@ -289,58 +291,60 @@ def test_an_estimate_of_what_a_stack_does_not_run_is_made_and_says_so() -> None:
     words = "deepspeed has no pp, found pp = 4; it has data parallelism, tp, cp, ep; set pp=1"
     cluster = sw.load_cluster("h100:16", stack="deepspeed")
     assert stack_of(cluster) == get_stack("deepspeed")
-    found = plan_layout(model, cluster, JOB, layout).estimate
-    assert words in found.notes
-    assert replace(found, notes=()) == replace(
+    estimated = plan_layout(model, cluster, JOB, layout).estimate
+    assert words in estimated.notes
+    assert replace(estimated, notes=()) == replace(
         estimate(Problem(model, cluster, replace(JOB, loss="unfused")), layout), notes=()
     )
-    for other in ("torchtitan", "fused"):
-        notes = plan_layout(model, sw.load_cluster("h100:16", stack=other), job_of(other), layout).estimate.notes
+    for stack_name in ("torchtitan", "fused"):
+        notes = plan_layout(
+            model, sw.load_cluster("h100:16", stack=stack_name), job_of(stack_name), layout
+        ).estimate.notes
         assert not any("has no" in note for note in notes)
 
 
 def test_a_plan_says_what_another_stack_would_gain() -> None:
     """llm-foundry has no axis but FSDP's, which is slow where each device has few tokens."""
     model, job = sw.load_model("llama-3-70b"), sw.Job(global_batch_tokens=2**20, seq_len=4096)
-    alone = sw.plan(model, sw.load_cluster("h100:256", stack="llm-foundry-torch2"), job)
-    assert alone.search is not None
-    said = alone.search.elsewhere
-    assert said is not None
-    text, gain = said.removeprefix("another stack could run ").split(": ")[:2]
-    other = estimate(Problem(model, alone.cluster, alone.job), Layout.parse(text))
-    assert gain.startswith(f"{alone.estimate.step_time_s / other.step_time_s - 1:.0%} faster")
-    assert other.fits
+    narrow = sw.plan(model, sw.load_cluster("h100:256", stack="llm-foundry-torch2"), job)
+    assert narrow.search is not None
+    elsewhere = narrow.search.elsewhere
+    assert elsewhere is not None
+    text, gain = elsewhere.removeprefix("another stack could run ").split(": ")[:2]
+    alternative = estimate(Problem(model, narrow.cluster, narrow.job), Layout.parse(text))
+    assert gain.startswith(f"{narrow.estimate.step_time_s / alternative.step_time_s - 1:.0%} faster")
+    assert alternative.fits
     assert unsupported_choices(get_stack("llm-foundry-torch2"), model, job, Layout.parse(text))
     all_has = sw.plan(model, sw.load_cluster("h100:256", stack="shardwise"), job)
     assert all_has.search is not None
     assert all_has.search.elsewhere is None
-    assert parse_plan(plan_payload(alone)).search == alone.search
+    assert parse_plan(plan_payload(narrow)).search == narrow.search
 
 
 def test_of_many_plans_the_chosen_one_says_what_another_stack_would_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second search for each of the others would be for nobody."""
-    asked: list[str] = []
+    planned_clusters: list[str] = []
 
-    def told(plan: sw.Plan, *_: object) -> sw.Plan:
+    def record_call(plan: sw.Plan, *_: object) -> sw.Plan:
         assert plan.search is not None
-        asked.append(plan.cluster.name)
+        planned_clusters.append(plan.cluster.name)
         return replace(plan, search=replace(plan.search, elsewhere="told"))
 
     for module in ("planner", "compare_clusters", "plan_to_target_loss"):
-        monkeypatch.setattr(f"shardwise.search.{module}.add_other_stack_gain", told)
+        monkeypatch.setattr(f"shardwise.search.{module}.add_other_stack_gain", record_call)
     model, job = sw.load_model("gpt-2"), sw.Job(global_batch_tokens=2**16, seq_len=1024)
     two = [sw.load_cluster(name, stack="nemo-25") for name in ("h100:4", "h100:8")]
     compared = sw.plan_clusters(model, two, job)
     assert compared.plan is not None
-    assert asked == [compared.plan.cluster.name]
+    assert planned_clusters == [compared.plan.cluster.name]
     to_loss = sw.plan_to_loss(model, two, noise_scale="64Ki", batches=["64Ki", "128Ki"], seq_len=1024)
     assert to_loss.plan is not None
-    assert asked == [compared.plan.cluster.name, to_loss.plan.cluster.name]
+    assert planned_clusters == [compared.plan.cluster.name, to_loss.plan.cluster.name]
     for plan in (compared.plan, to_loss.plan):
         assert plan.search is not None
         assert plan.search.elsewhere == "told"
     sw.sweep(model, two[1], over="seq_len=1024,2048", global_batch_tokens="64Ki")
-    assert len(asked) == 2
+    assert len(planned_clusters) == 2
     assert sw.plan(model, two[0], job).search.elsewhere == "told"  # type: ignore[union-attr]
 
 
@@ -348,16 +352,16 @@ def test_what_deepseek_recomputed_can_be_written_down() -> None:
     """Norms, activations of experts, and what latent attention makes of its latents (arXiv 2412.19437, section 3.2.3)."""
     model, job = sw.load_model("deepseek-v3"), sw.Job(global_batch_tokens=512 * 4096, seq_len=4096)
     cluster = sw.load_cluster("h800:512", stack="megatron")
-    held, again = [], []
+    activation_bytes, recompute_s = [], []
     for recompute in ("none", "layernorm+moe_act", "layernorm+moe_act+mla_up_proj", "full"):
         layout = Layout.parse(f"fsdp=64 pp=8 ep=64 zero_stage=1 recompute={recompute}")
         assert unsupported_choices(get_stack("megatron"), model, job, layout) == []
-        found = estimate(Problem(model, cluster, job), layout)
-        held.append(found.memory["activations"])
-        again.append(found.time["recompute"])
-    assert held == sorted(held, reverse=True)
-    assert again == sorted(again)
-    assert len(set(held)) == len(set(again)) == 4
+        estimated = estimate(Problem(model, cluster, job), layout)
+        activation_bytes.append(estimated.memory["activations"])
+        recompute_s.append(estimated.time["recompute"])
+    assert activation_bytes == sorted(activation_bytes, reverse=True)
+    assert recompute_s == sorted(recompute_s)
+    assert len(set(activation_bytes)) == len(set(recompute_s)) == 4
 
 
 @pytest.mark.parametrize(
@@ -374,5 +378,5 @@ def test_tensor_parallelism_is_overlapped_among_devices_that_reach_one_another(
     cluster: str, pins: dict[str, Any], overlapped: bool
 ) -> None:
     """Unless it is asked for."""
-    found = sw.plan("llama-3-70b", cluster, JOB, pins={**pins, "sequence_parallel": True, "cp": 1})
-    assert found.layout.async_tp is overlapped
+    plan = sw.plan("llama-3-70b", cluster, JOB, pins={**pins, "sequence_parallel": True, "cp": 1})
+    assert plan.layout.async_tp is overlapped

@@ -51,10 +51,10 @@ def test_mfu_by_hand() -> None:
 
 def test_a_prediction_measured_as_it_is_has_its_mfu_and_nothing_unexplained() -> None:
     plan = planned("fsdp=8 tp=8 sequence_parallel=true recompute=full")
-    found = accounted(plan, plan.estimate.step_time_s)
-    assert found.parts[0].share == pytest.approx(plan.estimate.mfu)
-    assert found.parts[0].share + found.parts[1].share == pytest.approx(plan.estimate.hfu)
-    assert (found.verdict, found.unexplained_s) == ("inside", 0.0)
+    account = accounted(plan, plan.estimate.step_time_s)
+    assert account.parts[0].share == pytest.approx(plan.estimate.mfu)
+    assert account.parts[0].share + account.parts[1].share == pytest.approx(plan.estimate.hfu)
+    assert (account.verdict, account.unexplained_s) == ("inside", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_prediction_measured_as_it_is_has_its_mfu_and_nothing_unexplained() ->
 def test_parts_add_up_to_what_was_measured(layout: str, times: float) -> None:
     plan = planned(layout)
     measured_s = times * plan.estimate.step_time_s
-    found = accounted(plan, measured_s)
-    assert sum(part.seconds for part in found.parts) == pytest.approx(measured_s, rel=1e-9)
-    assert sum(part.share for part in found.parts) == pytest.approx(1.0, rel=1e-9)
-    assert found.parts[-1].seconds == pytest.approx(measured_s - plan.estimate.step_time_s, abs=1e-12)
-    assert all(part.seconds > 0 for part in found.parts[:-1])
-    assert {*IDEAL_CONSTANTS, REST_OF_KERNELS} <= {part.name for part in found.parts}
-    assert found.verdict == {0.5: "faster", 1.0: "inside", 3.0: "slower"}[times]
+    account = accounted(plan, measured_s)
+    assert sum(part.seconds for part in account.parts) == pytest.approx(measured_s, rel=1e-9)
+    assert sum(part.share for part in account.parts) == pytest.approx(1.0, rel=1e-9)
+    assert account.parts[-1].seconds == pytest.approx(measured_s - plan.estimate.step_time_s, abs=1e-12)
+    assert all(part.seconds > 0 for part in account.parts[:-1])
+    assert {*IDEAL_CONSTANTS, REST_OF_KERNELS} <= {part.name for part in account.parts}
+    assert account.verdict == {0.5: "faster", 1.0: "inside", 3.0: "slower"}[times]
 
 
 def test_each_loss_grows_with_the_constant_that_says_it() -> None:
@@ -85,9 +85,9 @@ def test_each_loss_grows_with_the_constant_that_says_it() -> None:
         ({"matmul_fraction": 0.4}, "GEMM efficiency"), ({"attention": 3.0}, "attention kernel efficiency"),
         ({"launch_s": 1e-4}, "gaps between kernels"), ({"elementwise": 6.0}, REST_OF_KERNELS),
     ):  # fmt: skip
-        found = parts(**constant)
-        grown = {one for one in found if found[one] > usual[one] * 1.2}
-        assert grown == {name}, constant
+        changed = parts(**constant)
+        grown_parts = {part for part in changed if changed[part] > usual[part] * 1.2}
+        assert grown_parts == {name}, constant
 
 
 def test_fp8_products_are_one_number_beside_the_bf16_peak() -> None:
@@ -99,8 +99,8 @@ def test_fp8_products_are_one_number_beside_the_bf16_peak() -> None:
 
 def test_a_bound_has_no_interval() -> None:
     plan = planned(cluster=load_cluster("h100:64"), job=replace(JOB, overlap="per_axis"))
-    found = accounted(plan, 2 * plan.estimate.step_time_s)
-    assert (found.interval90, found.bound_s, found.verdict) == (None, None, "slower")
+    account = accounted(plan, 2 * plan.estimate.step_time_s)
+    assert (account.interval90, account.bound_s, account.verdict) == (None, None, "slower")
 
 
 def test_what_has_no_peak() -> None:

@@ -47,17 +47,17 @@ def of_replica(layout: sw.Layout) -> tuple[int, int]:
 def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str, name: str, job: sw.Job) -> None:
     architecture = sw.load_model(model)
     taken = sw.plan(architecture, sw.load_cluster(name), job)
-    cluster, asked = with_problem_defaults(sw.load_cluster(name), job)
+    cluster, priced_job = with_problem_defaults(sw.load_cluster(name), job)
     choices = Choices().limit_to_stack(stack_of(cluster), architecture, job)
-    found = search_layouts(Problem(architecture, cluster, asked), choices=choices, reserve=MEMORY_RESERVE)
+    result = search_layouts(Problem(architecture, cluster, priced_job), choices=choices, reserve=MEMORY_RESERVE)
     room = cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
-    found = StageBalancer(architecture, cluster, asked, room).balance_result(found)
-    fastest = found.best[0].step_time_s
+    result = StageBalancer(architecture, cluster, priced_job, room).balance_result(result)
+    fastest = result.best[0].step_time_s
     assert fastest <= taken.estimate.step_time_s <= fastest * (1 + RESOLUTION)
-    near = [row.layout for row in found.by_factorisation if row.step_time_s <= fastest * (1 + RESOLUTION)]
+    near = [row.layout for row in result.by_factorisation if row.step_time_s <= fastest * (1 + RESOLUTION)]
     assert len(near) > 2
     assert of_replica(taken.layout) == min(map(of_replica, near))
-    assert taken.layout.cp == min(one.cp for one in near if of_replica(one) == of_replica(taken.layout))
+    assert taken.layout.cp == min(layout.cp for layout in near if of_replica(layout) == of_replica(taken.layout))
 
 
 def test_many_devices_for_one_replica_are_no_simple_layout() -> None:
@@ -71,20 +71,22 @@ def test_many_devices_for_one_replica_are_no_simple_layout() -> None:
 def test_equal_bounds_go_to_the_smaller_cp() -> None:
     """Without cp the bound is that of cp = 2 and 4, to five digits."""
     job = replace(SMALL, overlap="per_axis")
-    found = search_layouts(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job), reserve=MEMORY_RESERVE)
-    tied = {row.layout.cp for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + 1e-5)}
+    result = search_layouts(
+        Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job), reserve=MEMORY_RESERVE
+    )
+    tied = {row.layout.cp for row in result.best if row.step_time_s <= result.best[0].step_time_s * (1 + 1e-5)}
     taken = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job)
     assert tied == {1, 2, 4}
     assert taken.layout.cp == 1
-    assert taken.estimate.step_time_s == pytest.approx(found.best[0].step_time_s, rel=1e-5)
+    assert taken.estimate.step_time_s == pytest.approx(result.best[0].step_time_s, rel=1e-5)
 
 
 def test_an_even_batch_comes_before_a_ragged_one() -> None:
     """One step of 84 sequences on 8 devices: four replicas of 21 each, while eight have 10 or 11."""
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
-    found = search_layouts(Problem(model, cluster, job).with_defaults(), reserve=MEMORY_RESERVE)
-    near = [row for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + RESOLUTION)]
+    result = search_layouts(Problem(model, cluster, job).with_defaults(), reserve=MEMORY_RESERVE)
+    near = [row for row in result.best if row.step_time_s <= result.best[0].step_time_s * (1 + RESOLUTION)]
     even = [bool(has_even_batch(job, layout_degrees(row.layout))) for row in near]
     taken = sw.plan(model, cluster, job)
     assert any(even)
@@ -95,10 +97,10 @@ def test_divisible_leaves_only_layouts_that_share_the_batch_out_evenly(capsys: p
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
     every = search_layouts(Problem(model, cluster, job))
-    found = search_layouts(Problem(model, cluster, job), choices=Choices(divisible=True), top=10**6)
-    assert 0 < found.num_layouts < every.num_layouts
-    assert found.num_illegal_by_rule["even_batch"] > 0
-    assert all(has_even_batch(job, layout_degrees(row.layout)) for row in found.best)
+    even_only = search_layouts(Problem(model, cluster, job), choices=Choices(divisible=True), top=10**6)
+    assert 0 < even_only.num_layouts < every.num_layouts
+    assert even_only.num_illegal_by_rule["even_batch"] > 0
+    assert all(has_even_batch(job, layout_degrees(row.layout)) for row in even_only.best)
     words = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", str(84 * 4096), "--seq-len", "4096"]
     assert main([*words, "--divisible", "--json"]) == 0
     assert "sequences" not in json.loads(capsys.readouterr().out)["estimate"]["waste"]
@@ -123,15 +125,15 @@ def test_tensor_parallelism_stays_within_a_node_as_in_every_published_run() -> N
     """With tp=16 replicas would be of fewer devices than with tp=8 and a pipeline (GPT 1T on 512 A100, arXiv 2205.05198)."""
     rows = published_rows()
     some = [*part_of(rows), *(row for row in rows if row.id == "korthikanti-2022-004")]
-    predictions = {one.row.id: one.prediction for one in predict_rows(some)}
-    for one in filter(None, predictions.values()):
-        topology = one.case.cluster.topology
-        assert not isinstance(topology, Switched) or one.case.layout.tp <= (
-            topology.tiers[0].size or one.case.layout.tp
+    predictions = {predicted.row.id: predicted.prediction for predicted in predict_rows(some)}
+    for prediction in filter(None, predictions.values()):
+        topology = prediction.case.cluster.topology
+        assert not isinstance(topology, Switched) or prediction.case.layout.tp <= (
+            topology.tiers[0].size or prediction.case.layout.tp
         )
-    found = predictions["korthikanti-2022-004"]
-    assert found is not None
-    cluster, job = found.case.cluster, found.case.job
+    korthikanti = predictions["korthikanti-2022-004"]
+    assert korthikanti is not None
+    cluster, job = korthikanti.case.cluster, korthikanti.case.job
     wide, deep = (Layout.parse(text) for text in ("tp=16 pp=16 fsdp=2", "tp=8 pp=64"))
     assert _complexity(cluster, job, deep) < _complexity(cluster, job, wide)
     torus = sw.load_cluster("tpu-v5p:8x8x8")

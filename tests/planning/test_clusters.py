@@ -31,8 +31,8 @@ DAY = 86400.0
 
 
 def cluster(text: str, price: float | None) -> sw.Cluster:
-    found = sw.load_cluster(text)
-    return replace(found, chip=replace(found.chip, price_usd_per_hour=price, price_date=price and "2026-01-01"))
+    loaded = sw.load_cluster(text)
+    return replace(loaded, chip=replace(loaded.chip, price_usd_per_hour=price, price_date=price and "2026-01-01"))
 
 
 CLUSTERS = (cluster("h100:32", 2.0), cluster("h100:64", 2.0), cluster("tpu-v5p:4x4x4", 4.0))
@@ -56,17 +56,19 @@ def usd(comparison: Comparison, place: int) -> float:
     return run.usd
 
 
-def again(comparison: Comparison, limits: sw.Limits, *, priceless: tuple[int, ...] = ()) -> Comparison:
+def with_limits(comparison: Comparison, limits: sw.Limits, *, priceless: tuple[int, ...] = ()) -> Comparison:
     """The same plans against other limits."""
     contenders = []
-    for place, one in enumerate(comparison.contenders):
-        plan = one.plan
+    for place, contender in enumerate(comparison.contenders):
+        plan = contender.plan
         assert plan is not None
         assert plan.run is not None
         if place in priceless:
             plan = replace(plan, run=replace(plan.run, usd=None))
         run = plan.run
-        contenders.append(replace(one, plan=plan, in_time=limits.in_time(run), within_budget=limits.within_budget(run)))
+        contenders.append(
+            replace(contender, plan=plan, in_time=limits.in_time(run), within_budget=limits.within_budget(run))
+        )
     return choose_contender(contenders, limits)
 
 
@@ -75,69 +77,69 @@ def test_without_limits_the_fastest_is_chosen(planned: Comparison) -> None:
     assert planned.chosen == fastest
     assert planned.reason.startswith("the fastest")
     assert planned.plan is planned.contenders[fastest].plan
-    alone = sw.plan(MODEL, CLUSTERS[0], JOB)
+    single = sw.plan(MODEL, CLUSTERS[0], JOB)
     assert planned.contenders[0].plan is not None
-    assert planned.contenders[0].plan.estimate == alone.estimate
+    assert planned.contenders[0].plan.estimate == single.estimate
 
 
 def test_with_a_deadline_the_cheapest_that_meets_it(planned: Comparison) -> None:
     loose = sw.Limits(deadline_s=1.01 * days(planned, 0) * DAY)
-    found = again(planned, loose)
-    assert all(one.in_time for one in found.contenders)
-    assert found.chosen == min(range(3), key=lambda place: usd(planned, place))
-    assert "the cheapest that meets the deadline" in found.reason
-    tight = again(planned, sw.Limits(deadline_s=0.9 * days(planned, 0) * DAY))
+    judged = with_limits(planned, loose)
+    assert all(contender.in_time for contender in judged.contenders)
+    assert judged.chosen == min(range(3), key=lambda place: usd(planned, place))
+    assert "the cheapest that meets the deadline" in judged.reason
+    tight = with_limits(planned, sw.Limits(deadline_s=0.9 * days(planned, 0) * DAY))
     assert tight.contenders[0].in_time is False
     assert tight.chosen != 0
 
 
 def test_with_a_budget_the_fastest_within_it(planned: Comparison) -> None:
     dearest = max(range(3), key=lambda place: usd(planned, place))
-    found = again(planned, sw.Limits(budget_usd=0.999 * usd(planned, dearest)))
-    assert found.contenders[dearest].within_budget is False
-    left = [place for place in range(3) if place != dearest]
-    assert found.chosen == min(left, key=lambda place: days(planned, place))
-    assert "the fastest within the budget" in found.reason
+    judged = with_limits(planned, sw.Limits(budget_usd=0.999 * usd(planned, dearest)))
+    assert judged.contenders[dearest].within_budget is False
+    cheaper = [place for place in range(3) if place != dearest]
+    assert judged.chosen == min(cheaper, key=lambda place: days(planned, place))
+    assert "the fastest within the budget" in judged.reason
 
 
 def test_without_prices_chip_hours_decide_and_it_is_said(planned: Comparison) -> None:
     loose = sw.Limits(deadline_s=2 * days(planned, 0) * DAY)
-    found = again(planned, loose, priceless=(2,))
-    hours = [one.run.chip_hours for one in found.contenders if one.run]
-    assert found.chosen == hours.index(min(hours))
-    assert "fewest chip-hours" in found.reason
-    assert "no sourced price_usd_per_hour for tpu-v5p" in found.reason
+    judged = with_limits(planned, loose, priceless=(2,))
+    hours = [contender.run.chip_hours for contender in judged.contenders if contender.run]
+    assert judged.chosen == hours.index(min(hours))
+    assert "fewest chip-hours" in judged.reason
+    assert "no sourced price_usd_per_hour for tpu-v5p" in judged.reason
 
 
 def test_a_cluster_without_a_price_is_never_within_a_budget(planned: Comparison) -> None:
-    found = again(planned, sw.Limits(budget_usd=1e12), priceless=(0, 1, 2))
-    assert found.chosen is None
-    assert [one.within_budget for one in found.contenders] == [None, None, None]
+    judged = with_limits(planned, sw.Limits(budget_usd=1e12), priceless=(0, 1, 2))
+    assert judged.chosen is None
+    assert [contender.within_budget for contender in judged.contenders] == [None, None, None]
 
 
 def test_a_lead_that_the_model_cannot_tell_apart_is_said(planned: Comparison) -> None:
     twin = replace(planned.contenders[0], cluster="twin")
-    found = choose_contender([planned.contenders[0], twin], sw.Limits())
-    assert "twin is within 0.0%, below the model's error" in found.reason
+    judged = choose_contender([planned.contenders[0], twin], sw.Limits())
+    assert "twin is within 0.0%, below the model's error" in judged.reason
 
 
 def test_both_limits_must_be_met(planned: Comparison) -> None:
     fastest = min(range(3), key=lambda place: days(planned, place))
     limits = sw.Limits(deadline_s=1.0001 * days(planned, fastest) * DAY, budget_usd=0.99 * usd(planned, fastest))
-    found = again(planned, limits)
-    assert found.chosen is None
-    assert found.reason == "no cluster meets the deadline and the budget"
+    judged = with_limits(planned, limits)
+    assert judged.chosen is None
+    assert judged.reason == "no cluster meets the deadline and the budget"
 
 
 def test_a_cluster_on_which_nothing_fits_stays_with_its_reason() -> None:
     big = sw.load_model("llama-3-70b")
-    found = sw.plan_clusters(big, [sw.load_cluster("h100:8"), sw.load_cluster("h100:64")], JOB)
-    assert found.contenders[0] == Contender(
-        cluster="h100:8", chip="h100", num_devices=8, plan=None, problem=found.contenders[0].problem,
+    comparison = sw.plan_clusters(big, [sw.load_cluster("h100:8"), sw.load_cluster("h100:64")], JOB)
+    assert comparison.contenders[0] == Contender(
+        cluster="h100:8", chip="h100", num_devices=8, plan=None, problem=comparison.contenders[0].problem,
         in_time=None, within_budget=None, no_plan="nothing fits",
     )  # fmt: skip
-    assert "no legal layout fits" in (found.contenders[0].problem or "")
-    assert found.chosen == 1
+    assert "no legal layout fits" in (comparison.contenders[0].problem or "")
+    assert comparison.chosen == 1
 
 
 FP8 = ["--precision", "fp8_deepseek_v3"]  # the A100 has no sourced peak of it
@@ -166,7 +168,7 @@ def test_that_no_layout_fits_is_said_only_where_all_were_priced(planned: Compari
     assert choose_contender([fits_not], sw.Limits()).reason == "no layout fits on any of the clusters"
     reason = choose_contender([fits_not, unknown], sw.Limits()).reason
     assert reason == "no cluster has a plan (nothing fits: nothing fits, not known: not known)"
-    unpriced = again(planned, sw.Limits(budget_usd=1.0), priceless=(0,))
+    unpriced = with_limits(planned, sw.Limits(budget_usd=1.0), priceless=(0,))
     assert unpriced.reason == "no cluster is known to meet the budget"
 
 
@@ -182,12 +184,12 @@ def test_days_and_dollars_carry_the_interval_of_the_step(capsys: pytest.CaptureF
     arguments = ["h100:32", "h100:64", *WORDS, "--stack", "torchtitan"]
     _, out, _ = run(capsys, *arguments, "--json")
     _, report, _ = run(capsys, *arguments)
-    for found in json.loads(out)["clusters"]:
-        ratios = [end / found["step_time_s"] for end in found["interval90"]]
+    for described in json.loads(out)["clusters"]:
+        ratios = [end / described["step_time_s"] for end in described["interval90"]]
         for name in ("days", "chip_hours", "usd", "energy_mwh"):
-            assert [end / found[name] for end in found[f"{name}_interval90"]] == pytest.approx(ratios, rel=0.01)
-        low, high = found["days_interval90"]
-        assert f"{found['days']:,.1f} ({low:,.1f} to {high:,.1f})" in report
+            assert [end / described[name] for end in described[f"{name}_interval90"]] == pytest.approx(ratios, rel=0.01)
+        low, high = described["days_interval90"]
+        assert f"{described['days']:,.1f} ({low:,.1f} to {high:,.1f})" in report
 
 
 def test_prices_of_different_years_are_named(planned: Comparison) -> None:
@@ -257,16 +259,16 @@ def test_a_cluster_of_ones_own_grows_by_an_assumption_that_is_said(tmp_path: Pat
 
 
 def test_sizes_are_whole_and_sorted() -> None:
-    found = [one.num_devices for one in iterate_sizes(sw.load_cluster("h100:16"), 1.5)]
-    assert found[:3] == [24, 32, 40]
-    assert found == sorted(found)
-    assert [one.name for one in iterate_sizes(sw.load_cluster("h100:16"), 0.5)] == [
+    num_devices = [resized.num_devices for resized in iterate_sizes(sw.load_cluster("h100:16"), 1.5)]
+    assert num_devices[:3] == [24, 32, 40]
+    assert num_devices == sorted(num_devices)
+    assert [resized.name for resized in iterate_sizes(sw.load_cluster("h100:16"), 0.5)] == [
         "h100:8",
         "h100:4",
         "h100:2",
         "h100:1",
     ]
-    torus = [one.num_devices for one in iterate_sizes(sw.load_cluster("tpu-v5p:4x4x4"), 2.5)]
+    torus = [resized.num_devices for resized in iterate_sizes(sw.load_cluster("tpu-v5p:4x4x4"), 2.5)]
     assert torus[0] == 192
     assert torus == sorted(torus)
     assert max(torus) <= 8960
@@ -307,7 +309,7 @@ def test_what_the_estimates_say_about_themselves_is_said(capsys: pytest.CaptureF
     assert out.count(note) == 1
     assert f"  note: tpu-v5p:2x2x2, tpu-v5p:2x2x4: {note}\n\nchosen" in out
     payload = json.loads(run(capsys, "h100:8", "tpu-v5p:2x2x2", *bound, "--json")[1])
-    assert [note in one["notes"] for one in payload["clusters"]] == [False, True]
+    assert [note in described["notes"] for described in payload["clusters"]] == [False, True]
 
 
 def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -317,8 +319,8 @@ def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str]
     assert code == 0
     assert payload["schema"] == "shardwise.comparison/2"
     assert payload["deadline_days"] == 30
-    assert [one["cluster"] for one in payload["clusters"]] == ["h100:32", "h100:64"]
-    assert all(one["in_time"] for one in payload["clusters"])
+    assert [described["cluster"] for described in payload["clusters"]] == ["h100:32", "h100:64"]
+    assert all(described["in_time"] for described in payload["clusters"])
     assert {
         "step_time_s",
         "mfu",

@@ -21,17 +21,17 @@ def plan() -> Plan:
     return sw.plan("llama-3-70b", "h100:128", stack="nemo-25", **FIELDS)
 
 
-@pytest.mark.parametrize("said", ["tp=8 pp=4 fsdp=4", "tp=4 pp=8 fsdp=4 num_virtual_stages=1", "tp=2 pp=8"])
-def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Plan, said: str) -> None:
-    given = {key: int(value) for key, value in (word.split("=") for word in said.split())}
-    found = complete_layout(plan.problem, given)
-    assert all(getattr(found, name) == value for name, value in given.items())
-    rest = {"dp": 1, "cp": 1} if "fsdp" in given else {}
-    again = sw.plan(plan.model, plan.cluster, plan.job, choices=choices_from_pins({**rest, **given}, {}))
-    against = sw.explain(plan, said).against
+@pytest.mark.parametrize("text", ["tp=8 pp=4 fsdp=4", "tp=4 pp=8 fsdp=4 num_virtual_stages=1", "tp=2 pp=8"])
+def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Plan, text: str) -> None:
+    pins = {key: int(value) for key, value in (word.split("=") for word in text.split())}
+    completed = complete_layout(plan.problem, pins)
+    assert all(getattr(completed, name) == value for name, value in pins.items())
+    unused_axes = {"dp": 1, "cp": 1} if "fsdp" in pins else {}
+    again = sw.plan(plan.model, plan.cluster, plan.job, choices=choices_from_pins({**unused_axes, **pins}, {}))
+    against = sw.explain(plan, text).against
     assert against is not None
     assert against.estimate.step_time_s <= again.estimate.step_time_s * 1.001
-    assert against.filled == added_fields_text(found, given)
+    assert against.filled == added_fields_text(completed, pins)
     assert "async_tp=true" in against.filled  # which the stack always has
 
 

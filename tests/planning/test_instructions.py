@@ -24,9 +24,15 @@ JOB = Job(global_batch_tokens=2**19, seq_len=8192, overlap="sum")
 
 
 def plan_of(layout: str, model: str = "llama-3-8b", cluster: str = "h100:16") -> Plan:
-    own, found = load_model(model), load_cluster(cluster)
+    architecture, loaded_cluster = load_model(model), load_cluster(cluster)
     chosen = Layout.parse(layout)
-    return Plan(model=own, cluster=found, job=JOB, layout=chosen, estimate=estimate(Problem(own, found, JOB), chosen))
+    return Plan(
+        model=architecture,
+        cluster=loaded_cluster,
+        job=JOB,
+        layout=chosen,
+        estimate=estimate(Problem(architecture, loaded_cluster, JOB), chosen),
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,8 +48,8 @@ def test_the_estimate_is_the_sum_of_the_list(layout: str) -> None:
     plan = plan_of(layout)
     seconds: dict[tuple[str, str], float] = {}
     for segment in list_instructions(plan):
-        for stream, each in segment.seconds_by_stream.items():
-            seconds[segment.name, stream] = seconds.get((segment.name, stream), 0.0) + each
+        for stream, stream_s in segment.seconds_by_stream.items():
+            seconds[segment.name, stream] = seconds.get((segment.name, stream), 0.0) + stream_s
     time, hidden = plan.estimate.time, plan.estimate.hidden
     assert seconds["forward", "compute"] == pytest.approx(time["forward"])
     assert seconds["backward", "compute"] == pytest.approx(time["backward"] + time["recompute"])
@@ -57,43 +63,43 @@ def test_the_estimate_is_the_sum_of_the_list(layout: str) -> None:
 
 def test_a_step_by_hand() -> None:
     """ZeRO-3 over 16: a block gathers its 9 weights for either pass and scatters their gradients, in each micro-batch."""
-    found = {(one.unit, one.name): one for one in list_instructions(plan_of("fsdp=16 zero_stage=3"))}
-    forward, backward = found["block", "forward"], found["block", "backward"]
+    segments = {(segment.unit, segment.name): segment for segment in list_instructions(plan_of("fsdp=16 zero_stage=3"))}
+    forward, backward = segments["block", "forward"], segments["block", "backward"]
     assert (forward.layers, forward.micro_batches) == (32, 4)
-    (gather,) = (one for one in forward.instructions if one.kind == "start")
+    (gather,) = (instruction for instruction in forward.instructions if instruction.kind == "start")
     layer = 4096 * (4096 * 2 + 1024 * 2 + 3 * 14336 + 2)
     assert (gather.operation, gather.over, gather.count, gather.num_bytes) == ("all_gather", ("fsdp",), 1, 2 * layer)
-    multiplied = sum(one.flops for one in forward.instructions if one.operation == "contract")
+    multiplied = sum(instruction.flops for instruction in forward.instructions if instruction.operation == "contract")
     assert multiplied == pytest.approx(
         2 * 8192 * (layer - 2 * 4096)
     )  # two for each token and weight, but for the norms'
-    moved = [one.operation for one in backward.instructions if one.kind == "start"]
+    moved = [instruction.operation for instruction in backward.instructions if instruction.kind == "start"]
     assert moved == ["all_gather", "reduce_scatter"]
-    assert [name for unit, name in found if unit == "head"] == ["forward", "backward", "update"]
-    assert list(found)[:3] == [("embedding", "forward"), ("block", "forward"), ("head", "forward")]
-    assert list(found)[3:6] == [("head", "backward"), ("block", "backward"), ("embedding", "backward")]
+    assert [name for unit, name in segments if unit == "head"] == ["forward", "backward", "update"]
+    assert list(segments)[:3] == [("embedding", "forward"), ("block", "forward"), ("head", "forward")]
+    assert list(segments)[3:6] == [("head", "backward"), ("block", "backward"), ("embedding", "backward")]
 
 
 def test_a_stage_has_its_own() -> None:
     plan = plan_of("fsdp=8 pp=2 zero_stage=1 recompute=full recompute_layers=4")
     first, last = (list_instructions(plan, stage=stage, passes=["forward"]) for stage in (0, 1))
-    assert [one.unit for one in first] == ["embedding", "block", "kept_block", "carry"]
-    assert [one.unit for one in last] == ["block", "kept_block", "carry", "head"]
-    assert [(one.layers, one.recompute) for one in first[1:3]] == [(4, "full"), (12, "none")]
-    (sent,) = (one for one in first[3].instructions if one.kind == "start")
+    assert [segment.unit for segment in first] == ["embedding", "block", "kept_block", "carry"]
+    assert [segment.unit for segment in last] == ["block", "kept_block", "carry", "head"]
+    assert [(segment.layers, segment.recompute) for segment in first[1:3]] == [(4, "full"), (12, "none")]
+    (sent,) = (instruction for instruction in first[3].instructions if instruction.kind == "start")
     assert (sent.operation, sent.over, sent.why) == ("send_recv", ("pp",), "the next stage reads it")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"stage": 1}, "stage: found 1; a stage of 0 to 0 is required"),
         ({"unit": "blok"}, "unit: found 'blok' \\(did you mean 'block'\\?\\)"),
         ({"passes": ["sideways"]}, "pass: found 'sideways'"),
     ],
 )
-def test_what_the_plan_has_not_is_said(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_the_plan_has_not_is_said(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         list_instructions(plan_of("fsdp=16 zero_stage=3"), **wrong)  # type: ignore[arg-type]
 
 
@@ -112,5 +118,5 @@ def test_the_verb_prints_what_a_person_and_a_program_read(tmp_path: Path, capsys
     assert main(["instructions", str(path), "--json"]) == 0
     payload = json.loads(capsys.readouterr().out)
     assert payload["schema"] == "shardwise.instructions/2"
-    assert {one["name"] for one in payload["segments"]} == set(PHASES_OF_PASS)
+    assert {segment["name"] for segment in payload["segments"]} == set(PHASES_OF_PASS)
     assert main(["instructions", str(path), "--unit", "nothing"]) == 2

@@ -22,9 +22,9 @@ UNFUSED = ["--set", "job.loss=unfused"]  # without it the job has the leanest lo
 def test_the_kinds_that_keep_less_are_priced_from_the_most_on() -> None:
     priced = price_leaner_losses(Problem(MODEL, CLUSTER, JOB), LAYOUT)
     assert list(priced) == ["fused", "streamed", "chunked"]
-    for name, one in priced.items():
-        assert one == sw.estimate(MODEL, CLUSTER, replace(JOB, loss=name), LAYOUT)
-        assert one.memory["logits"] == pytest.approx(2**15 * 262_144 * LOSS_KERNELS[name].bytes_per_logit)
+    for name, estimated in priced.items():
+        assert estimated == sw.estimate(MODEL, CLUSTER, replace(JOB, loss=name), LAYOUT)
+        assert estimated.memory["logits"] == pytest.approx(2**15 * 262_144 * LOSS_KERNELS[name].bytes_per_logit)
     assert not price_leaner_losses(Problem(MODEL, CLUSTER, replace(JOB, loss="chunked")), LAYOUT)
     assert not price_leaner_losses(
         Problem(MODEL, CLUSTER, replace(JOB, loss="in_place")), LAYOUT
@@ -44,8 +44,8 @@ def test_a_search_that_finds_nothing_names_the_loss(capsys: pytest.CaptureFixtur
 def test_a_loss_that_is_not_enough_is_said_with_what_it_would_leave() -> None:
     now = sw.estimate(MODEL, CLUSTER, JOB, LAYOUT)
     priced = {
-        name: replace(one, fits=False)
-        for name, one in price_leaner_losses(Problem(MODEL, CLUSTER, JOB), LAYOUT).items()
+        name: replace(estimated, fits=False)
+        for name, estimated in price_leaner_losses(Problem(MODEL, CLUSTER, JOB), LAYOUT).items()
     }
     assert describe_leaner_loss(now, priced) == "--set job.loss=chunked would leave 28.2 GB, which is still too much; "
     elsewhere = replace(now, memory={**now.memory, "activations": 1e12})  # which fill the memory

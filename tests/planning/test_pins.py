@@ -42,17 +42,17 @@ def test_a_pin_holds_for_the_plan_and_all_runners_up(
     pin: str, name: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     payload = planned(capsys, "--pin", pin)
-    assert all(other["layout"][name] == value for other in (payload, *payload["alternatives"]))
+    assert all(planned_layout["layout"][name] == value for planned_layout in (payload, *payload["alternatives"]))
     assert payload["search"]["space"][name] == [value]
 
 
 @pytest.mark.parametrize(
-    ("most", "name", "value"),
+    ("maximum", "name", "value"),
     [("tp=2", "tp", 2), ("fsdp=8", "fsdp", 8), ("zero_stage=1", "zero_stage", 1), ("micro_batch_seqs=2", "micro_batch_seqs", 2)],
 )  # fmt: skip
-def test_a_maximum_holds(most: str, name: str, value: int, capsys: pytest.CaptureFixture[str]) -> None:
-    payload = planned(capsys, "--max", most)
-    assert all(other["layout"][name] <= value for other in (payload, *payload["alternatives"]))
+def test_a_maximum_holds(maximum: str, name: str, value: int, capsys: pytest.CaptureFixture[str]) -> None:
+    payload = planned(capsys, "--max", maximum)
+    assert all(planned_layout["layout"][name] <= value for planned_layout in (payload, *payload["alternatives"]))
     assert max(payload["search"]["space"][name]) == value
 
 
@@ -62,18 +62,18 @@ def test_the_narrowed_search_is_the_part_of_the_whole_that_is_asked_for() -> Non
         Problem(MODEL, CLUSTER, JOB), choices=Choices().with_pins({"tp": 4, "recompute": "none"}, {"pp": 2})
     )
     every = search_layouts(Problem(MODEL, CLUSTER, JOB), checks=SearchChecks(num_samples=10**9)).sampled
-    wanted = [r for r in every if r.layout.tp == 4 and r.layout.pp <= 2 and r.layout.recompute == "none"]
-    assert len(wanted) == pinned.num_layouts > 100
-    fitting = [row.step_time_s for row in wanted if row.memory_bytes <= CLUSTER.chip.memory_bytes]
+    expected = [row for row in every if row.layout.tp == 4 and row.layout.pp <= 2 and row.layout.recompute == "none"]
+    assert len(expected) == pinned.num_layouts > 100
+    fitting = [row.step_time_s for row in expected if row.memory_bytes <= CLUSTER.chip.memory_bytes]
     assert pinned.best[0].step_time_s == min(fitting)
 
 
 def test_a_pinned_value_that_is_not_listed_is_searched_all_the_same() -> None:
     assert 7 not in Choices().micro_batch_seqs
-    found = sw.plan(MODEL, CLUSTER, JOB, choices=Choices().with_pins({"micro_batch_seqs": 7, "dp": 1}, {"fsdp": 2}))
-    assert found.layout.micro_batch_seqs == 7
-    assert found.search is not None
-    assert found.search.space["micro_batch_seqs"] == [7]
+    plan = sw.plan(MODEL, CLUSTER, JOB, choices=Choices().with_pins({"micro_batch_seqs": 7, "dp": 1}, {"fsdp": 2}))
+    assert plan.layout.micro_batch_seqs == 7
+    assert plan.search is not None
+    assert plan.search.space["micro_batch_seqs"] == [7]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ def test_choices_are_checked_in_python_too() -> None:
 
 def test_runnable_leaves_only_what_trains(capsys: pytest.CaptureFixture[str]) -> None:
     """The pins of the user hold beside."""
-    found = planned(capsys, "--runnable", "--pin", "dp=2")
-    assert [found["layout"][axis] for axis in ("dp", "fsdp", "tp", "cp", "pp", "ep")] == [2, 8, 1, 1, 1, 1]
-    assert found["layout"]["offload"] == "none"
-    assert found["job"]["loss"] == "in_place"
-    shapes = [other["layout"] for other in planned(capsys, "--runnable")["alternatives"]]
-    assert any(one["tp"] > 1 for one in shapes)
+    payload = planned(capsys, "--runnable", "--pin", "dp=2")
+    assert [payload["layout"][axis] for axis in ("dp", "fsdp", "tp", "cp", "pp", "ep")] == [2, 8, 1, 1, 1, 1]
+    assert payload["layout"]["offload"] == "none"
+    assert payload["job"]["loss"] == "in_place"
+    layouts = [alternative["layout"] for alternative in planned(capsys, "--runnable")["alternatives"]]
+    assert any(layout["tp"] > 1 for layout in layouts)
 
 
 def test_a_pin_that_does_not_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,18 +191,18 @@ def test_runnable_searches_what_the_engine_splits(capsys: pytest.CaptureFixture[
     """An uneven vocabulary over any tp."""
     gpt = ["plan", "gpt-2", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "1Ki", "--runnable", "--json"]
     assert main([*gpt, "--pin", "tp=2"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["model"]["vocab_size"], found["layout"]["tp"]) == (50_257, 2)
+    payload = json.loads(capsys.readouterr().out)
+    assert (payload["model"]["vocab_size"], payload["layout"]["tp"]) == (50_257, 2)
 
 
 def test_a_budget_is_given_to_the_fastest_layouts() -> None:
     """None of the layouts of the search exceeds it, and the plan has the set; a stack that has no sets refuses it."""
     job = {"global_batch_tokens": 2**16, "seq_len": 4096}
     pins = "dp=1 tp=1 cp=1 pp=1 micro_batch_seqs=2 recompute=budget:10GB"
-    found = sw.plan("llama-3-8b", "h100:8", pins=pins, runnable=True, **job)
-    assert found.layout.recompute.startswith("keep:")
-    assert found.estimate.memory["activations"] <= 10e9
-    assert found.estimate.fits
+    plan = sw.plan("llama-3-8b", "h100:8", pins=pins, runnable=True, **job)
+    assert plan.layout.recompute.startswith("keep:")
+    assert plan.estimate.memory["activations"] <= 10e9
+    assert plan.estimate.fits
     with pytest.raises(InputError, match="megatron has no recompute=budget:10gb"):
         sw.plan("llama-3-8b", "h100:8", stack="megatron", pins=pins, **job)
     with pytest.raises(

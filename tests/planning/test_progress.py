@@ -27,19 +27,19 @@ pytestmark = pytest.mark.usefixtures("fresh_searches")
 MODEL, JOB = load_model("llama-3.2-1b"), Job(global_batch_tokens=2**20, seq_len=4096)
 
 
-class Told(list[tuple[str, int, int]]):
+class ProgressReports(list[tuple[str, int, int]]):
     """What was told, in order."""
 
-    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
-        self.append((what, done, total))
+    def __call__(self, stage: str, done: int = 0, total: int = 0) -> None:
+        self.append((stage, done, total))
 
     def stages(self) -> list[str]:
-        return [what for what, _ in groupby(self, key=lambda one: one[0])]
+        return [stage for stage, _ in groupby(self, key=lambda report: report[0])]
 
 
-def check_counts(told: Told) -> None:
+def check_counts(reports: ProgressReports) -> None:
     """Each stage goes from nothing towards its total, without a step back."""
-    for _, stage in groupby(told, key=lambda one: (one[0], one[2])):
+    for _, stage in groupby(reports, key=lambda report: (report[0], report[2])):
         counts = [(done, total) for _, done, total in stage]
         assert counts == sorted(counts)
         assert all(done < total or total == 0 for done, total in counts)
@@ -47,54 +47,54 @@ def check_counts(told: Told) -> None:
 
 
 def test_a_search_says_how_far_it_is() -> None:
-    told = Told()
-    found = make_plan(Problem(MODEL, load_cluster("h100:64"), JOB), progress=told)
-    assert told.stages() == ["blocks derived", "layouts priced", "layers of each stage", "runners-up"]
-    check_counts(told)
-    totals = {what: total for what, _, total in told}
-    assert found.search is not None
-    assert totals["layouts priced"] == found.search.num_layouts
+    reports = ProgressReports()
+    plan = make_plan(Problem(MODEL, load_cluster("h100:64"), JOB), progress=reports)
+    assert reports.stages() == ["blocks derived", "layouts priced", "layers of each stage", "runners-up"]
+    check_counts(reports)
+    totals = {stage: total for stage, _, total in reports}
+    assert plan.search is not None
+    assert totals["layouts priced"] == plan.search.num_layouts
 
 
 def test_several_clusters_are_told_apart() -> None:
-    told = Told()
-    plan_clusters([Problem(MODEL, load_cluster(name), JOB) for name in ("h100:8", "h200:8")], progress=told)
-    assert [stage for stage in told.stages() if "priced" in stage] == [
+    reports = ProgressReports()
+    plan_clusters([Problem(MODEL, load_cluster(name), JOB) for name in ("h100:8", "h200:8")], progress=reports)
+    assert [stage for stage in reports.stages() if "priced" in stage] == [
         "h100:8: layouts priced",
         "h200:8: layouts priced",
     ]
 
 
 def test_where_nothing_fits_every_search_is_told() -> None:
-    told = Told()
+    reports = ProgressReports()
     with pytest.raises(NothingFitsError):
-        make_plan(Problem(load_model("llama-3-70b"), load_cluster("h100:8"), JOB), progress=told)
-    assert told.stages() == ["blocks derived", "layouts priced"] * 2
-    told.clear()
+        make_plan(Problem(load_model("llama-3-70b"), load_cluster("h100:8"), JOB), progress=reports)
+    assert reports.stages() == ["blocks derived", "layouts priced"] * 2
+    reports.clear()
     assert find_nearest_fitting(
-        Problem(MODEL, load_cluster("h100:8"), JOB), Layout.parse("dp=8 micro_batch_seqs=32"), told
+        Problem(MODEL, load_cluster("h100:8"), JOB), Layout.parse("dp=8 micro_batch_seqs=32"), reports
     )
-    assert told.stages()[:2] == ["blocks derived", "layouts priced"]
+    assert reports.stages()[:2] == ["blocks derived", "layouts priced"]
 
 
 def test_a_search_stops_where_it_is_told_to() -> None:
     """Ctrl-C comes between any two reports, as here within the first."""
-    told = Told()
+    reports = ProgressReports()
 
-    def stopped(what: str, done: int = 0, total: int = 0) -> None:
-        told(what, done, total)
-        if what == "layouts priced":
+    def stopped(stage: str, done: int = 0, total: int = 0) -> None:
+        reports(stage, done, total)
+        if stage == "layouts priced":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         make_plan(Problem(MODEL, load_cluster("h100:64"), JOB), progress=stopped)
-    assert [one[0] for one in told].count("layouts priced") == 1
+    assert [report[0] for report in reports].count("layouts priced") == 1
 
 
 def test_every_published_run_is_told() -> None:
-    told, rows = Told(), published_rows()[:5]
-    predict_rows(rows, progress=told)
-    assert told == [("runs predicted", number, 5) for number in range(5)]
+    reports, rows = ProgressReports(), published_rows()[:5]
+    predict_rows(rows, progress=reports)
+    assert reports == [("runs predicted", number, 5) for number in range(5)]
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef, bool]]:

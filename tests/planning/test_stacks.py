@@ -54,38 +54,38 @@ def test_a_prediction_has_an_interval_and_says_what_it_is(plan: Plan) -> None:
     calibration = plan.cluster.calibration
     assert calibration is not None
     spread = calibration.spread["moe" if plan.model.num_experts else "dense"]
-    for one in (plan.estimate, *(other.estimate for other in plan.alternatives)):
-        assert one.interval90 == (one.step_time_s * spread[0], one.step_time_s * spread[1])
-        assert one.interval90[0] < one.step_time_s < one.interval90[1]
-        assert one.notes[0] == f"a prediction for {calibration.stack}: {calibration.source}"
+    for estimated in (plan.estimate, *(alternative.estimate for alternative in plan.alternatives)):
+        assert estimated.interval90 == (estimated.step_time_s * spread[0], estimated.step_time_s * spread[1])
+        assert estimated.interval90[0] < estimated.step_time_s < estimated.interval90[1]
+        assert estimated.notes[0] == f"a prediction for {calibration.stack}: {calibration.source}"
         caveat = calibration.interval_note(moe=bool(plan.model.num_experts))
-        assert one.caveats == one.notes[1:]
-        assert one.caveats[:1] == ((caveat,) if caveat else ())
-        assert BOUND not in one.notes
+        assert estimated.caveats == estimated.notes[1:]
+        assert estimated.caveats[:1] == ((caveat,) if caveat else ())
+        assert BOUND not in estimated.notes
 
 
 @pytest.mark.parametrize(("name", "stack"), [("h100:16", "fused"), ("mi300x:8", "fused"), ("tpu-v5e:4x4", "maxtext")])
 def test_without_a_stack_the_typical_one_of_the_chip_is_predicted(name: str, stack: str) -> None:
-    found = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster(name), JOB)
+    unnamed = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster(name), JOB)
     named = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster(name, stack=stack), JOB)
-    assert found.cluster.calibration is not None
-    assert found.cluster.calibration.stack == stack
-    assert (found.cluster, found.layout, found.estimate) == (named.cluster, named.layout, named.estimate)
-    assert found.job.loss == found.cluster.calibration.loss
-    assert found.bound_s == sw.estimate(found.model, sw.load_cluster(name), found.job, found.layout).step_time_s
-    assert found.bound_s < found.estimate.step_time_s
+    assert unnamed.cluster.calibration is not None
+    assert unnamed.cluster.calibration.stack == stack
+    assert (unnamed.cluster, unnamed.layout, unnamed.estimate) == (named.cluster, named.layout, named.estimate)
+    assert unnamed.job.loss == unnamed.cluster.calibration.loss
+    assert unnamed.bound_s == sw.estimate(unnamed.model, sw.load_cluster(name), unnamed.job, unnamed.layout).step_time_s
+    assert unnamed.bound_s < unnamed.estimate.step_time_s
 
 
 @pytest.mark.parametrize(("name", "overlap"), [("h100:16", "per_axis"), ("h100:16", "sum"), ("local:2", None)])
 def test_a_convention_of_overlap_and_a_host_are_planned_by_the_bound(name: str, overlap: Any) -> None:
     precision = "fp32" if name == "local:2" else "bf16"
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096, overlap=overlap, precision=precision)
-    found = sw.plan(sw.load_model("llama-3.2-1b"), sw.load_cluster(name), job)
-    assert found.cluster.calibration is None
-    assert found.estimate.interval90 is None
-    assert found.estimate.notes[0] == BOUND
-    assert found.bound_s is None
-    assert found.job.loss == "unfused"
+    plan = sw.plan(sw.load_model("llama-3.2-1b"), sw.load_cluster(name), job)
+    assert plan.cluster.calibration is None
+    assert plan.estimate.interval90 is None
+    assert plan.estimate.notes[0] == BOUND
+    assert plan.bound_s is None
+    assert plan.job.loss == "unfused"
 
 
 def test_a_stack_on_chips_that_it_does_not_run_on_is_refused() -> None:
@@ -133,13 +133,13 @@ def test_a_plan_file_without_a_calibration_is_a_bound_and_a_wrong_one_is_refused
 
 def test_the_terms_of_a_prediction_add_up(plan: Plan, story: Explanation) -> None:
     assert sum(plan.estimate.time.values()) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
-    told = {one.term: one for one in story.throughput.time}
-    assert sum(one.value for one in told.values()) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
-    assert "kernels · launch_s" in told["forward"].formula
-    assert told["fsdp"].formula == MEASURED_FORMULA
+    terms = {term.term: term for term in story.throughput.time}
+    assert sum(term.value for term in terms.values()) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
+    assert "kernels · launch_s" in terms["forward"].formula
+    assert terms["fsdp"].formula == MEASURED_FORMULA
     assert plan.cluster.calibration is not None
     assert story.stack == plan.cluster.calibration.stack
-    shown = sum(told[axis].value for axis in COMMUNICATION_TERMS if axis in told)
+    shown = sum(terms[axis].value for axis in COMMUNICATION_TERMS if axis in terms)
     hidden = sum(seconds for axis, seconds in story.throughput.hidden.items() if axis in COMMUNICATION_TERMS)
     assert story.throughput.exposed == pytest.approx(shown / (shown + hidden), rel=1e-12)
     assert story.throughput.interval90 == plan.estimate.interval90
@@ -148,59 +148,65 @@ def test_the_terms_of_a_prediction_add_up(plan: Plan, story: Explanation) -> Non
 def test_the_constants_of_the_calibration_are_listed_and_varied(plan: Plan, story: Explanation) -> None:
     calibration = plan.cluster.calibration
     assert calibration is not None
-    listed = {one.name: one for one in story.constants}
+    listed = {constant.name: constant for constant in story.constants}
     assert "chip.memory_bytes_per_s" not in listed
     for name, constant in CONSTANTS.items():
-        one = listed[f"{constant.owner}.{name}"]
-        assert (one.value, one.meaning, one.source) == (calibration[name], constant.meaning, calibration.source)
+        varied = listed[f"{constant.owner}.{name}"]
+        assert (varied.value, varied.meaning, varied.source) == (
+            calibration[name],
+            constant.meaning,
+            calibration.source,
+        )
         better = name.endswith("_fraction")
-        other = replace(calibration, constants={
+        recalibrated = replace(calibration, constants={
             **calibration.constants, name: min(calibration[name] * (SCALE if better else 1 / SCALE), constant.high),
         })  # fmt: skip
-        priced = sw.estimate(plan.model, with_calibration(plan.cluster, other), plan.job, plan.layout)
-        assert one.step_time_s == pytest.approx(priced.step_time_s, rel=1e-12)
-        assert one.change >= -1e-12
+        priced = sw.estimate(plan.model, with_calibration(plan.cluster, recalibrated), plan.job, plan.layout)
+        assert varied.step_time_s == pytest.approx(priced.step_time_s, rel=1e-12)
+        assert varied.change >= -1e-12
     assert listed["chip.matmul_fraction"].change > 0.03
     assert listed["stack.exposed"].change > 0
 
 
 def test_links_and_their_fraction_move_the_step_alike(plan: Plan, story: Explanation) -> None:
     """A tenth less of the rate and a tenth less of what collectives reach of it are the same."""
-    listed = {one.name: one.step_time_s for one in story.constants}
+    listed = {constant.name: constant.step_time_s for constant in story.constants}
     pairs = {
         "nvlink.bytes_per_s": "link",
         "network.bytes_per_s": "network",
         "torus.bytes_per_s": "link",
         "pods.bytes_per_s": "network",
     }
-    found = [(name, other) for name, other in pairs.items() if name in listed]
-    assert len(found) == 2
-    for name, other in found:
-        assert listed[name] == pytest.approx(listed[f"chip.{other}_fraction"], rel=1e-9)
+    fractions = [(name, fraction) for name, fraction in pairs.items() if name in listed]
+    assert len(fractions) == 2
+    for name, fraction in fractions:
+        assert listed[name] == pytest.approx(listed[f"chip.{fraction}_fraction"], rel=1e-9)
 
 
 def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     code, out, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--out", path, "-v")
     assert (code, err) == (0, "")
-    found, calibration = sw.load_plan(path).estimate, sw.load_plan(path).cluster.calibration
+    estimated, calibration = sw.load_plan(path).estimate, sw.load_plan(path).cluster.calibration
     assert calibration is not None
-    assert found.interval90 is not None
-    low, high = found.interval90
-    step = (
-        f"{format_seconds(found.step_time_s)} (90% prediction interval {format_seconds(low)} to {format_seconds(high)})"
-    )
+    assert estimated.interval90 is not None
+    low, high = estimated.interval90
+    step = f"{format_seconds(estimated.step_time_s)} (90% prediction interval {format_seconds(low)} to {format_seconds(high)})"
     bound = sw.load_plan(path).bound_s
     assert bound is not None
     assert f"{step} predicted for nemo-25" in out
     assert f"lower bound {format_seconds(bound)}, MFU" in out
-    slowest, fastest = (found.tokens_per_s_per_device * found.step_time_s / seconds for seconds in (high, low))
+    slowest, fastest = (estimated.tokens_per_s_per_device * estimated.step_time_s / seconds for seconds in (high, low))
     assert f"({slowest:,.0f} to {fastest:,.0f}) tokens/s" in out
-    shown = sum(found.time[axis] for axis in COMMUNICATION_TERMS)
-    whole = shown + sum(found.hidden[axis] for axis in found.hidden if axis in COMMUNICATION_TERMS)
+    shown = sum(estimated.time[axis] for axis in COMMUNICATION_TERMS)
+    whole = shown + sum(estimated.hidden[axis] for axis in estimated.hidden if axis in COMMUNICATION_TERMS)
     assert 0.0 < shown < whole
-    others = [axis for axis in COMMUNICATION_TERMS if axis not in BLOCKING]  # what no kernel waits for shows a share
-    open_s, hidden_s = (sum(terms.get(axis, 0.0) for axis in others) for terms in (found.time, found.hidden))
+    overlapped = [
+        axis for axis in COMMUNICATION_TERMS if axis not in BLOCKING
+    ]  # what no kernel waits for shows a share
+    open_s, hidden_s = (
+        sum(terms.get(axis, 0.0) for axis in overlapped) for terms in (estimated.time, estimated.hidden)
+    )
     assert open_s / (open_s + hidden_s) >= calibration["exposed"] * (1 - 1e-9)
     for part in (
         "a prediction for nemo-25: fitted to 916 published runs",
@@ -241,15 +247,15 @@ def test_several_clusters_are_predicted_alike(capsys: pytest.CaptureFixture[str]
     assert code == 0
     assert "90% prediction interval" in out.splitlines()[0]
     payload = json.loads(run(capsys, *words, "--stack", "nemo-25", "--json")[1])
-    for one in payload["clusters"]:
-        assert one["stack"] == "nemo-25"
-        assert one["interval90"][0] < one["step_time_s"] < one["interval90"][1]
+    for described in payload["clusters"]:
+        assert described["stack"] == "nemo-25"
+        assert described["interval90"][0] < described["step_time_s"] < described["interval90"][1]
     code, out, _ = run(capsys, *words, "--overlap", "per_axis")
     assert "90% prediction interval" not in out
     several = json.loads(run(capsys, "plan", "llama-3-8b", "h100:16", "tpu-v5e:4x4", *WORDS[2:], "--json")[1])[
         "clusters"
     ]
-    assert [one["stack"] for one in several] == ["fused", "maxtext"]
+    assert [described["stack"] for described in several] == ["fused", "maxtext"]
 
 
 def test_a_comparison_has_each_clusters_stack_and_dated_price(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,14 +277,14 @@ def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
         sw.plan(model, sw.load_cluster("h100:16"), by_bound),
         sw.plan(model, sw.load_cluster("h100:16", stack="nemo-25"), JOB),
     ]
-    for pair, said in ((plans, True), ([plans[1], plans[1]], False)):
+    for pair, warns in ((plans, True), ([plans[1], plans[1]], False)):
         contenders = [
-            Contender(cluster=one.cluster.name, chip="h100", num_devices=16, plan=one, problem=None, in_time=None,
+            Contender(cluster=priced.cluster.name, chip="h100", num_devices=16, plan=priced, problem=None, in_time=None,
                       within_budget=None)
-            for one in pair
+            for priced in pair
         ]  # fmt: skip
         report = render_text(comparison_report(choose_contender(contenders, Limits())))
-        assert ("which do not compare" in report) == said
+        assert ("which do not compare" in report) == warns
 
 
 def test_a_rate_that_is_set_takes_the_place_of_the_stacks(capsys: pytest.CaptureFixture[str]) -> None:

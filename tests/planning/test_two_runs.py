@@ -50,11 +50,11 @@ def test_512_h100() -> None:
     model, cluster = sw.load_model("llama-3-70b"), sw.load_cluster("h100:512")
     job = sw.Job(global_batch_tokens=4 * 2**20, seq_len=8192)
     plan = sw.plan(model, cluster, job)
-    given = sw.Layout(
+    layout = sw.Layout(
         tp=8, pp=4, fsdp=16, zero_stage=3, recompute="selective", sequence_parallel=True, schedule="1f1b"
     )  # fmt: skip
     assert plan.estimate.margin >= 0.10
-    assert plan.estimate.step_time_s < sw.estimate(model, cluster, job, given).step_time_s
+    assert plan.estimate.step_time_s < sw.estimate(model, cluster, job, layout).step_time_s
     assert 0.4 < plan.estimate.mfu < cluster.chip.matmul_fraction
     assert plan.estimate.mfu < plan.estimate.hfu
 

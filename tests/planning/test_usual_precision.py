@@ -87,5 +87,5 @@ def test_fp16_takes_what_bf16_takes() -> None:
 
 def test_the_default_of_several_clusters_is_one_that_all_have() -> None:
     fields = {"global_batch_tokens": "512Ki", "seq_len": 1024}
-    found = sw.plan_clusters("gpt-2", ["h100:8", "v100:8"], **fields)
-    assert {contender.plan.job.precision for contender in found.contenders if contender.plan} == {"fp16"}
+    comparison = sw.plan_clusters("gpt-2", ["h100:8", "v100:8"], **fields)
+    assert {contender.plan.job.precision for contender in comparison.contenders if contender.plan} == {"fp16"}

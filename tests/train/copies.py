@@ -122,8 +122,8 @@ def _begin(
     main: Callable[[], int | None], words: Sequence[str], environment: Mapping[str, str], out: Any, err: Any
 ) -> None:
     os.setsid()
-    for own, number in ((out, 1), (err, 2)):
-        os.dup2(own.fileno(), number)
+    for stream, descriptor in ((out, 1), (err, 2)):
+        os.dup2(stream.fileno(), descriptor)
     out.close()
     err.close()
     os.environ.update(environment)

@@ -27,10 +27,10 @@ def gradients_of(formula: Formula, operands: Sequence[Tensor], dy: Tensor) -> tu
     return out.detach(), torch.autograd.grad(out, leaves, dy)
 
 
-def assert_near(found: Any, wanted: Any, tolerance: float = EXACT) -> None:
+def assert_near(actual: Any, expected: Any, tolerance: float = EXACT) -> None:
     """Same shape and format, and a small relative error."""
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    assert float((found - wanted).double().norm()) <= tolerance * float(wanted.double().norm())
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    assert float((actual - expected).double().norm()) <= tolerance * float(expected.double().norm())
 
 
 class Largest(TorchDispatchMode):
@@ -42,8 +42,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = [one for one in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(one, Tensor)]
-        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, Tensor)}
-        sizes = [one.numel() for one in made if one.untyped_storage().data_ptr() not in given]
+        outputs = [value for value in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(value, Tensor)]
+        inputs = {value.untyped_storage().data_ptr() for value in args if isinstance(value, Tensor)}
+        sizes = [value.numel() for value in outputs if value.untyped_storage().data_ptr() not in inputs]
         self.elements = max([self.elements, *sizes])
         return out

@@ -132,11 +132,11 @@ class Killable:
     def moved_to(self, layout: Layout, place: Path) -> Killable:
         """A copy of it, which goes on in another layout."""
         shutil.copytree(self.place, place, symlinks=True)
-        other = Killable.__new__(Killable)
-        other.place, other.model, other.out = place, self.model, place / "run"
-        other.flags = [word.replace(str(self.place), str(place)) for word in self.flags]
+        moved = Killable.__new__(Killable)
+        moved.place, moved.model, moved.out = place, self.model, place / "run"
+        moved.flags = [word.replace(str(self.place), str(place)) for word in self.flags]
         dump_plan(planned(self.model, layout, SEQS), place / "plan.json")
-        return other
+        return moved
 
     def first_step(self) -> int:
         """The steps that were done before its last start."""
@@ -176,20 +176,20 @@ def _gone(group: int) -> None:
             time.sleep(0.02)
 
 
-def furthest(one: dict[int, tuple[str, str]], other: dict[int, tuple[str, str]], steps: range) -> float:
+def largest_difference(first: dict[int, tuple[str, str]], second: dict[int, tuple[str, str]], steps: range) -> float:
     """The largest relative difference of loss or norm in these steps; infinite where one is missing."""
-    if not one.keys() & other.keys() >= set(steps):
+    if not first.keys() & second.keys() >= set(steps):
         return float("inf")
-    pairs = [(float(a), float(b)) for step in steps for a, b in zip(one[step], other[step], strict=True)]
+    pairs = [(float(a), float(b)) for step in steps for a, b in zip(first[step], second[step], strict=True)]
     return max(abs(a / b - 1) for a, b in pairs)
 
 
-def launcher(flags: Sequence[str], said: str) -> None:
+def launcher(flags: Sequence[str], log_path: str) -> None:
     """The process of `shardwise train`, in a process group of its own; what it and its ranks print is added to a file."""
     from shardwise.run import launcher
 
     os.setsid()
-    with Path(said).open("ab") as file:
+    with Path(log_path).open("ab") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     register()

@@ -73,12 +73,12 @@ class Launched:
         """Until the pattern is found in a line: where. Fails where all have ended without it."""
         with self._news:
             assert self._news.wait_for(lambda: self._found(pattern) or not self._open, FOREVER_S), self.err
-        found = self._found(pattern)
-        assert found, f"{pattern!r} is not in:\n{self.err}"
-        return found
+        match = self._found(pattern)
+        assert match, f"{pattern!r} is not in:\n{self.err}"
+        return match
 
     def _found(self, pattern: str) -> re.Match[str] | None:
-        return next((found for line in self.lines if (found := re.search(pattern, line))), None)
+        return next((match for line in self.lines if (match := re.search(pattern, line))), None)
 
     def ended(self) -> int:
         """Until the launcher and all its ranks have ended: its exit code."""
@@ -139,8 +139,8 @@ def run_torchrun() -> None:
 
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, and theirs; torchrun gives each rank a session of its own."""
-    children = [other for other in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(other) == pid]
-    return children + [each for child in children for each in descendants(child)]
+    children = [process for process in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(process) == pid]
+    return children + [descendant for child in children for descendant in descendants(child)]
 
 
 def parent_of(pid: int) -> int | None:

@@ -54,15 +54,15 @@ def scales_of(scales: Sequence[Tensor], kind: F.ScalingType, num_rows: int, widt
 
 
 def checked_scaled_mm(
-    left: Tensor, right: Tensor, scale_a: list[Tensor], kinds_a: list[Any], scale_b: list[Tensor], kinds_b: list[Any],
+    mat_a: Tensor, mat_b: Tensor, scale_a: list[Tensor], kinds_a: list[Any], scale_b: list[Tensor], kinds_b: list[Any],
     *, swizzle_a: list[Any], swizzle_b: list[Any], output_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """PyTorch's checks of a call on CUDA, and the exact product of what its arguments stand for."""
     meta = PLAIN_SCALED_MM(
-        on_meta(left), on_meta(right), [*map(on_meta, scale_a)], kinds_a, [*map(on_meta, scale_b)], kinds_b,
+        on_meta(mat_a), on_meta(mat_b), [*map(on_meta, scale_a)], kinds_a, [*map(on_meta, scale_b)], kinds_b,
         swizzle_a=swizzle_a, swizzle_b=swizzle_b, output_dtype=output_dtype,
     )  # fmt: skip
-    first, second = elements_of(left), elements_of(right.t())
+    first, second = elements_of(mat_a), elements_of(mat_b.t())
     first = first * scales_of(scale_a, kinds_a[0], *first.shape)
     second = second * scales_of(scale_b, kinds_b[0], *second.shape)
     product = (first @ second.t()).to(output_dtype)

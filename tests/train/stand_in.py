@@ -122,21 +122,21 @@ class Bigram:
 
     def _trouble(self) -> None:
         """Before a step, of "RANK:STEP" in the environment: to hang, to stop, to fail, to wait for a file, to have no room."""
-        here = f"{self.world.rank}:{self.step + 1}"
-        if os.environ.get("STAND_IN_HANGS") == here:
+        moment = f"{self.world.rank}:{self.step + 1}"
+        if os.environ.get("STAND_IN_HANGS") == moment:
             hang()
-        if os.environ.get("STAND_IN_IS_FULL") == here:
+        if os.environ.get("STAND_IN_IS_FULL") == moment:
             _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(
                 resource.RLIMIT_FSIZE, (1, hard)
             )  # no file may grow: the system refuses, as on a full disk
-        if os.environ.get("STAND_IN_FAILS") == here:
+        if os.environ.get("STAND_IN_FAILS") == moment:
             raise InputError(f"rank {self.world.rank} fails")
-        if os.environ.get("STAND_IN_IS_STOPPED") == here:
+        if os.environ.get("STAND_IN_IS_STOPPED") == moment:
             os.kill(os.getpid(), signal.SIGSTOP)
-        if os.environ.get("STAND_IN_WAITS") == here:
+        if os.environ.get("STAND_IN_WAITS") == moment:
             print(f"step {self.step + 1}: rank {self.world.rank} waits for the file", file=sys.stderr, flush=True)
-        while os.environ.get("STAND_IN_WAITS") == here and not Path(os.environ["STAND_IN_GO"]).exists():
+        while os.environ.get("STAND_IN_WAITS") == moment and not Path(os.environ["STAND_IN_GO"]).exists():
             time.sleep(0.02)
 
     step_graph = None

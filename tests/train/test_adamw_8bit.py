@@ -44,9 +44,9 @@ def losses(optimizer: str) -> list[float]:
 
 def test_a_model_learns_in_8_bits_what_it_learns_in_32() -> None:
     """Within 1% of the loss, which goes from 4.1 to 0.8 nats; the walk has 0.7."""
-    wanted, found = losses("adamw"), losses("adamw_8bit")
-    assert wanted[0] == found[0]
-    assert wanted != found
-    ends = [sum(each[-5:]) / 5 for each in (wanted, found)]
+    reference, quantized = losses("adamw"), losses("adamw_8bit")
+    assert reference[0] == quantized[0]
+    assert reference != quantized
+    ends = [sum(run[-5:]) / 5 for run in (reference, quantized)]
     assert ends[0] < 0.9
     assert abs(ends[1] / ends[0] - 1) < 0.01

@@ -115,7 +115,7 @@ def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do() -> N
 def test_a_search_for_what_runs_keeps_to_the_layouts_of_the_recipe(name: str) -> None:
     precision = get_precision(name)
     kept = sw.plan("llama-3-8b", "h100:16", global_batch_tokens=2**20, seq_len=8192, precision=name, runnable=True)
-    for layout in (kept.layout, *(one.layout for one in kept.alternatives)):
+    for layout in (kept.layout, *(alternative.layout for alternative in kept.alternatives)):
         require_runnable(kept.model, layout, precision)
 
 
@@ -137,8 +137,8 @@ def test_each_format_that_does_not_run_is_a_problem_of_its_own(name: str) -> Non
     require_runnable(MODEL, Layout(), replace(FP32, second_moment="fp32"))
     with pytest.raises(InputError) as caught:
         require_runnable(MODEL, Layout(), replace(FP32, **changes))  # type: ignore[arg-type]
-    (found,) = caught.value.problems
-    assert found.startswith(f"precision fp32: {problem}")
+    (reported,) = caught.value.problems
+    assert reported.startswith(f"precision fp32: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_there_are_as_many_processes_as_devices() -> None:
 def test_the_smallest_change_that_fits_is_the_fastest_of_those_with_the_fewest_choices() -> None:
     plan = big_plan(dp=8, micro_batch_seqs=4)
     needed = plan.estimate.memory_bytes
-    found = smallest_change(plan, int(0.9 * needed))
-    assert found is not None
+    smallest = smallest_change(plan, int(0.9 * needed))
+    assert smallest is not None
     one_choice = [
         {"recompute": "selective"}, {"recompute": "full"}, {"micro_batch_seqs": 2}, {"micro_batch_seqs": 1},
         *({"dp": 1, "fsdp": 8, "zero_stage": stage} for stage in (1, 2, 3)),
@@ -177,14 +177,14 @@ def test_the_smallest_change_that_fits_is_the_fastest_of_those_with_the_fewest_c
         (sw.estimate(plan.model, plan.cluster, plan.job, replace(plan.layout, **change)), change)
         for change in one_choice
     ]
-    fitting = [(one.step_time_s, change) for one, change in priced if one.memory_bytes <= 0.9 * needed]
-    assert found[0] == min(fitting, key=lambda pair: pair[0])[1]
+    fitting = [(estimate.step_time_s, change) for estimate, change in priced if estimate.memory_bytes <= 0.9 * needed]
+    assert smallest[0] == min(fitting, key=lambda pair: pair[0])[1]
     # less than any one choice gives takes two
-    least = min(one.memory_bytes for one, _ in priced)
-    two = smallest_change(plan, int(0.8 * least))
+    smallest_bytes = min(estimate.memory_bytes for estimate, _ in priced)
+    two = smallest_change(plan, int(0.8 * smallest_bytes))
     assert two is not None
     assert not any(set(two[0]) <= set(change) for change in one_choice)
-    assert two[1].memory_bytes <= 0.8 * least
+    assert two[1].memory_bytes <= 0.8 * smallest_bytes
     assert smallest_change(plan, 10**9) is None
 
 
@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
         require_memory(plan, TrainingRecipe(steps=1), available, "cuda:0")
     assert caught.value.exit_code == 3
     flags = str(caught.value).split("plan again with ")[1].split()
-    pins = dict(one.split("=") for one in flags if one != "--pin")
+    pins = dict(flag.split("=") for flag in flags if flag != "--pin")
     assert pins
     numbers = {name: int(value) if value.isdecimal() else value for name, value in pins.items()}
     choices = Choices().with_pins(numbers, {})
@@ -215,9 +215,9 @@ def test_what_has_to_fit_is_what_train_keeps() -> None:
     plan = plan_layout(plan.model, plan.cluster, replace(plan.job, precision="fp8_delayed"), plan.layout)
     with pytest.raises(NothingFitsError, match="the smallest change that fits takes"):
         require_memory(plan, TrainingRecipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cuda:0")
-    own = estimate(plan.problem, plan.layout, IssuePolicy(casts="in_products", weight_casts="each_step"))
-    assert own.memory_bytes > plan.estimate.memory_bytes
-    require_memory(plan, TrainingRecipe(steps=1), int(own.memory_bytes) + 1, "cuda:0")
+    runnable = estimate(plan.problem, plan.layout, IssuePolicy(casts="in_products", weight_casts="each_step"))
+    assert runnable.memory_bytes > plan.estimate.memory_bytes
+    require_memory(plan, TrainingRecipe(steps=1), int(runnable.memory_bytes) + 1, "cuda:0")
 
 
 def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +265,9 @@ def test_a_launcher_checks_plan_and_data_without_pytorch(tmp_path: Path) -> None
     payload["layout"] |= {"offload": "optimizer", "text": f"{payload['layout']['text']} offload=optimizer"}
     (tmp_path / "plan.json").write_text(json.dumps(payload))
     assert load_plan(tmp_path / "plan.json").model.vocab_size == VOCAB - 1
-    both = admitted(flags).splitlines()
-    assert both[0].startswith("plan: offload=optimizer is planned, not yet runnable")
-    assert f"the tokens have a vocabulary of {VOCAB}, the model one of {VOCAB - 1}" in both[1]
+    reported = admitted(flags).splitlines()
+    assert reported[0].startswith("plan: offload=optimizer is planned, not yet runnable")
+    assert f"the tokens have a vocabulary of {VOCAB}, the model one of {VOCAB - 1}" in reported[1]
 
 
 def test_data_too_short_for_a_sequence(tmp_path: Path) -> None:

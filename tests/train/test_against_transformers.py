@@ -33,9 +33,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 RECIPE = TrainingRecipe(steps=STEPS, learning_rate=3e-3, warmup_steps=3, clip_norm=0.5, balance="none")
 
 
-def theirs(name: str) -> Any:
+def transformers_model(name: str) -> Any:
     """A model of `transformers` with random weights."""
-    kind, own = MODELS[name]
+    model_type, settings = MODELS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
@@ -43,7 +43,7 @@ def theirs(name: str) -> Any:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(kind, **{**SMALL, **own})
+        config = transformers.AutoConfig.for_model(model_type, **{**SMALL, **settings})
         return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
 
 
@@ -54,12 +54,14 @@ def batch(step: int) -> torch.Tensor:
 
 def plain_steps(model: Any) -> list[tuple[float, float]]:
     """Loss and norm of each step of a loop that anybody would write."""
-    kinds = [[one for one in model.parameters() if (one.dim() > 1) is matrix] for matrix in (True, False)]
+    kinds = [
+        [parameter for parameter in model.parameters() if (parameter.dim() > 1) is matrix] for matrix in (True, False)
+    ]
     optimizer = torch.optim.AdamW(
         [{"params": kinds[0], "weight_decay": 0.1}, {"params": kinds[1], "weight_decay": 0.0}],
         betas=(0.9, 0.95), eps=1e-8, lr=1.0,
     )  # fmt: skip
-    found = []
+    steps = []
     for step in range(STEPS):
         tokens = batch(step)
         optimizer.zero_grad()
@@ -70,28 +72,28 @@ def plain_steps(model: Any) -> list[tuple[float, float]]:
         for group in optimizer.param_groups:
             group["lr"] = RECIPE.learning_rate_at(step)
         optimizer.step()
-        found.append((loss.item(), norm.item()))
-    return found
+        steps.append((loss.item(), norm.item()))
+    return steps
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> None:
-    model = theirs(name)
+    model = transformers_model(name)
     model.save_pretrained(tmp_path / "before")
     architecture = open_hf(tmp_path / "before").architecture
     layout = Layout(micro_batch_seqs=SEQS // 2)
     instance = RankProgram(architecture=architecture, layout=layout, precision=get_precision("fp32"))
     engine = TrainingEngine(instance, RECIPE, World(instance.mesh))
     load_stored_weights(engine, open_hf(tmp_path / "before"))
-    wanted, found = plain_steps(model), []
+    expected, actual = plain_steps(model), []
     for step in range(STEPS):
         halves = [MicroBatch(half[:, :-1], half[:, 1:]) for half in batch(step).split(SEQS // 2)]
         result = engine.step(halves, SEQS * POSITIONS, len(halves), step)
-        found.append((result.loss.item(), result.norm.item()))
-    assert found[-1][0] < found[0][0]
-    for (loss, norm), (own_loss, own_norm) in zip(wanted, found, strict=True):
-        assert own_loss == pytest.approx(loss, rel=1e-6)
-        assert own_norm == pytest.approx(norm, rel=2e-5)
+        actual.append((result.loss.item(), result.norm.item()))
+    assert actual[-1][0] < actual[0][0]
+    for (loss, norm), (actual_loss, actual_norm) in zip(expected, actual, strict=True):
+        assert actual_loss == pytest.approx(loss, rel=1e-6)
+        assert actual_norm == pytest.approx(norm, rel=2e-5)
     model.save_pretrained(tmp_path / "after")
     stored = open_hf(tmp_path / "after")
     for kind, part, values in engine.checkpoint_tensors():

@@ -30,12 +30,12 @@ SIGHTS = {
 BLOCKS = pytest.mark.parametrize("block", [32, 512])  # so that queries go in three blocks, two or one
 
 
-def seen_by_hand(sight: AttentionMask) -> Tensor:
+def visible_by_hand(sight: AttentionMask) -> Tensor:
     """Which keys each query sees, [B or 1, T, T]."""
     queries, keys = torch.arange(T)[:, None], torch.arange(T)
-    seen = (keys <= queries) & (queries - keys < (sight.window or T))
+    visible = (keys <= queries) & (queries - keys < (sight.window or T))
     same = DOCUMENTS[:, :, None] == DOCUMENTS[:, None, :]
-    return seen[None] if sight.documents is None else seen & same
+    return visible[None] if sight.documents is None else visible & same
 
 
 def attention_by_hand(
@@ -44,7 +44,7 @@ def attention_by_hand(
     """Softmax over scores [B, K, G, T, S], and where there are sinks over these too."""
     scores = torch.einsum("btkgh,bskh->bkgts", q, k) * scale
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
-    scores = scores.masked_fill(~seen_by_hand(sight)[:, None, None], float("-inf"))
+    scores = scores.masked_fill(~visible_by_hand(sight)[:, None, None], float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks[None, :, :, None, None].expand(len(q), -1, -1, T, 1)), dim=-1)
     return torch.einsum("bkgts,bsku->btkgu", scores.softmax(dim=-1)[..., :T], v)
@@ -64,7 +64,7 @@ def run(
     out, lse = attention.forward(q, k, v, sight, *sinks)
     assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
     gradients = attention.backward(q, k, v, sight, out, lse, dy, *sinks)
-    return [out, *gradients, *(sink_gradient(dy, out, lse, one) for one in sinks)]
+    return [out, *gradients, *(sink_gradient(dy, out, lse, sink) for sink in sinks)]
 
 
 @BLOCKS
@@ -78,14 +78,14 @@ def test_attention_is_a_softmax_over_what_is_seen(
 ) -> None:
     monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", block)
     q, k, v, dy = operands_of(width, groups)
-    sinks, seen = [random(K, groups, seed=5)] if has_sinks else [], SIGHTS[sight]
+    sinks, mask = [random(K, groups, seed=5)] if has_sinks else [], SIGHTS[sight]
 
     def by_hand(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return attention_by_hand(q, k, v, sinks, seen, 0.6, cap)
+        return attention_by_hand(q, k, v, sinks, mask, 0.6, cap)
 
-    result, wanted = gradients_of(by_hand, (q, k, v, *sinks), dy)
-    for own, other in zip(run(Attention(0.6, cap), seen, q, k, v, dy, *sinks), (result, *wanted), strict=True):
-        assert_near(own, other)
+    result, expected = gradients_of(by_hand, (q, k, v, *sinks), dy)
+    for actual, reference in zip(run(Attention(0.6, cap), mask, q, k, v, dy, *sinks), (result, *expected), strict=True):
+        assert_near(actual, reference)
 
 
 @BLOCKS
@@ -100,13 +100,13 @@ def test_attention_in_narrow_formats_stays_in_them(
     sinks, cap = [random(K, G, dtype=dtype, seed=5)] if kind == "sinks" else [], 0.7 if kind == "capped" else None
 
     def exact(*operands: Tensor) -> Tensor:
-        q, k, v, *sinks = (one.double() for one in operands)
+        q, k, v, *sinks = (operand.double() for operand in operands)
         return attention_by_hand(q, k, v, sinks[0] if sinks else None, SIGHTS["window"], 0.5, cap)
 
-    result, wanted = gradients_of(exact, (q, k, v, *sinks), dy.double())
-    found = run(Attention(0.5, cap), SIGHTS["window"], q, k, v, dy, *sinks)
-    for own, other in zip(found, (result.to(dtype), *wanted), strict=True):
-        assert_near(own, other, 2 * tolerance)
+    result, expected = gradients_of(exact, (q, k, v, *sinks), dy.double())
+    results = run(Attention(0.5, cap), SIGHTS["window"], q, k, v, dy, *sinks)
+    for actual, reference in zip(results, (result.to(dtype), *expected), strict=True):
+        assert_near(actual, reference, 2 * tolerance)
 
 
 def test_attention_is_pytorchs() -> None:
@@ -117,11 +117,11 @@ def test_attention_is_pytorchs() -> None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return torch.unflatten(out.transpose(1, 2), 2, (K, G))
 
-    result, wanted = gradients_of(pytorchs, (q, k, v), dy)
-    for own, other in zip(
-        run(Attention.of(Numerics(), H), AttentionMask(), q, k, v, dy), (result, *wanted), strict=True
+    result, expected = gradients_of(pytorchs, (q, k, v), dy)
+    for actual, reference in zip(
+        run(Attention.of(Numerics(), H), AttentionMask(), q, k, v, dy), (result, *expected), strict=True
     ):
-        assert_near(own, other)
+        assert_near(actual, reference)
 
 
 def test_scale_and_cap_are_the_models() -> None:
@@ -157,7 +157,7 @@ def test_where_all_is_seen_one_kernel_has_all_queries(
 
 
 @pytest.mark.parametrize(
-    ("sight", "cap", "most"),
+    ("sight", "cap", "max_elements"),
     [
         (AttentionMask(), None, 0),  # the kernel has no scores in memory
         (AttentionMask(window=5), None, 0),
@@ -166,13 +166,13 @@ def test_where_all_is_seen_one_kernel_has_all_queries(
     ],
 )
 def test_no_square_of_all_positions_is_made(
-    sight: AttentionMask, cap: float | None, most: int, monkeypatch: pytest.MonkeyPatch
+    sight: AttentionMask, cap: float | None, max_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", 32)
     operands = operands_of(H)
     with Largest() as largest:
         run(Attention(0.5, cap), sight, *operands)
-    assert operands[0].numel() <= largest.elements <= max(most, operands[0].numel())
+    assert operands[0].numel() <= largest.elements <= max(max_elements, operands[0].numel())
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
@@ -181,13 +181,13 @@ def test_a_ring_of_one_rank_is_attention(has_sinks: bool) -> None:
     q, k, v, _ = operands_of(H)
     attention, sinks = Attention(0.6, None), [random(K, G, seed=5)] if has_sinks else []
     ring = RingAttention(attention, cast(Any, None), (), 0)  # it sends nothing
-    found = ring.forward(q, k, v, [AttentionMask()], *sinks)
-    for own, other in zip(found, attention.forward(q, k, v, AttentionMask(), *sinks), strict=True):
-        assert_near(own, other)
+    results = ring.forward(q, k, v, [AttentionMask()], *sinks)
+    for actual, reference in zip(results, attention.forward(q, k, v, AttentionMask(), *sinks), strict=True):
+        assert_near(actual, reference)
 
 
 def test_row_sums_of_a_sinks_gradient_are_made_in_float32() -> None:
     """257 products of 1 are 257 in float32, and 256 in the eight bits of bf16."""
     ones = torch.ones(1, 3, 1, 1, 257, dtype=torch.bfloat16)
-    found = sink_gradient(ones, ones, torch.zeros(1, 3, 1, 1), torch.zeros(1, 1))
-    torch.testing.assert_close(found, torch.full((1, 1), -3 * 257.0), rtol=0, atol=0)
+    gradient = sink_gradient(ones, ones, torch.zeros(1, 3, 1, 1), torch.zeros(1, 1))
+    torch.testing.assert_close(gradient, torch.full((1, 1), -3 * 257.0), rtol=0, atol=0)

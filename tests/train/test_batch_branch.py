@@ -70,19 +70,19 @@ def test_the_branch_of_the_runs_own_batch_is_the_run_that_goes_on(
     more = f"--learning-rate {rate} --steps {STEPS + WINDOW // BATCH}"
     assert main(["train", str(run.parent / "plan.json"), *same.split(), *more.split()]) == 0
     reference = read_log(tmp_path / "goes-on" / "log.jsonl")
-    own = log_of(out, BATCH)
-    assert [one.loss for one in own.steps] == [one.loss for one in reference.steps][STEPS:]
+    log = log_of(out, BATCH)
+    assert [record.loss for record in log.steps] == [record.loss for record in reference.steps][STEPS:]
     last = STEPS + WINDOW // BATCH
-    assert own.validation[last] == reference.validation[last]
+    assert log.validation[last] == reference.validation[last]
     branches = {branch.batch_tokens: branch for branch in read_branches(out)}
     assert sorted(branches) == [32, 64, 128]
-    assert branches[64].held_out_loss == own.validation[last]
+    assert branches[64].held_out_loss == log.validation[last]
     for batch in (32, 64, 128):
         records = log_of(out, batch).steps
-        assert [one.num_tokens for one in records] == [batch] * (WINDOW // batch)
+        assert [record.num_tokens for record in records] == [batch] * (WINDOW // batch)
         expected = [rate * (batch / BATCH) ** 0.5] * len(records)
-        assert [one.learning_rate for one in records] == pytest.approx(expected, rel=1e-12)
-    assert [one["steps"] for one in payload["branches"]] == [64, 32, 16]
+        assert [record.learning_rate for record in records] == pytest.approx(expected, rel=1e-12)
+    assert [branch["steps"] for branch in payload["branches"]] == [64, 32, 16]
     assert (payload["step"], payload["batch_tokens"], payload["window_tokens"]) == (STEPS, BATCH, WINDOW)
     picture = (tmp_path / "branches.svg").read_text(encoding="utf-8")
     assert "Branches of step 6" in picture
@@ -105,7 +105,7 @@ def test_branches_take_the_same_samples(tmp_path: Path) -> None:
     """Without a learning rate worth the name the loss of a batch is the mean of those of the smaller batches in it."""
     run, out = trained(tmp_path, "--learning-rate", "1e-30"), tmp_path / "branches"
     assert main([*flags_of(run, out), "--batches", "128"]) == 0
-    small, large = ([one.loss for one in log_of(out, batch).steps] for batch in (64, 128))
+    small, large = ([record.loss for record in log_of(out, batch).steps] for batch in (64, 128))
     means = [(a + b) / 2 for a, b in zip(small[::2], small[1::2], strict=True)]
     assert large == pytest.approx(means, rel=1e-6)
     assert len(set(large)) > 10
@@ -125,11 +125,11 @@ def test_branches_are_stopped_and_go_on(run: Path, tmp_path: Path, capsys: pytes
     first.send_signal(signal.SIGTERM)
     with first:
         assert first.stderr is not None
-        said = first.stderr.read()
-    assert first.returncode in (0, 143), said
+        stderr = first.stderr.read()
+    assert first.returncode in (0, 143), stderr
     assert main([*flags, "--batches", "128"]) == 0
     assert sorted(branch.batch_tokens for branch in read_branches(out)) == [64, 128]
-    assert [one.step for one in log_of(out, 64).steps] == list(range(5, 5 + WINDOW // BATCH))
+    assert [record.step for record in log_of(out, 64).steps] == list(range(5, 5 + WINDOW // BATCH))
     rate = 1e-2 * (0.1 + 0.9 * 0.5 * (1 - 0.8090169943749475))  # of a cosine, 4/5 of its way: cos 144 degrees
     assert log_of(out, 64).steps[0].learning_rate == pytest.approx(rate, rel=1e-12)
     capsys.readouterr()

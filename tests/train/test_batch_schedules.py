@@ -68,8 +68,8 @@ def test_a_ramp_by_tokens_takes_every_sample_once_in_order(inputs: list[str]) ->
     assert (
         sizes == [32] * 7 + [64] * 5 + [96] * 2
     )  # 7 · 32 = 224 is the first multiple of 32 from 200 on; 544 that from 500 on
-    seen = taken()
-    assert seen == in_order(inputs)[: len(seen)]
+    samples = taken()
+    assert samples == in_order(inputs)[: len(samples)]
     line = json.loads((Path(inputs[4]) / "log.jsonl").read_text().splitlines()[7 + 1])
     assert line["n_tokens_seen"] == 7 * 32 + 64
 
@@ -83,8 +83,8 @@ def test_a_run_with_a_ramp_goes_on_bit_by_bit(inputs: list[str], stop: int) -> N
     assert train([*flags, "--steps", str(stop), "--force"]) == 0
     assert train([*inputs, "--steps", "16", "--resume"]) == 0
     again = steps_of(inputs)
-    assert [one.loss for one in again] == [one.loss for one in whole]
-    assert [one.learning_rate for one in again] == [one.learning_rate for one in whole]
+    assert [record.loss for record in again] == [record.loss for record in whole]
+    assert [record.learning_rate for record in again] == [record.learning_rate for record in whole]
     assert taken() == samples
 
 
@@ -98,8 +98,8 @@ def test_another_batch_from_a_restart_on_goes_on_at_the_next_sample(inputs: list
     assert train([*inputs, "--steps", "12", "--resume", "--batch-schedule", "0:64,1500:256"]) == 0
     sizes = [record.num_tokens for record in steps_of(inputs)]
     assert sizes == [128] * 5 + [192] * 4 + [64] * 2 + [256]  # 1408 tokens were seen
-    seen = taken()
-    assert seen == in_order(inputs)[: len(seen)]
+    samples = taken()
+    assert samples == in_order(inputs)[: len(samples)]
 
 
 def test_a_checkpoint_has_the_batches_before_it(inputs: list[str]) -> None:
@@ -125,8 +125,8 @@ def test_the_learning_rate_follows_the_batch_by_a_rule(inputs: list[str], rule: 
     assert train([*inputs, "--batch-schedule", RAMP, "--batch-lr", rule, "--steps", "14", "--warmup", "3"]) == 0
     recipe = TrainingRecipe(steps=14, learning_rate=5, schedule="constant", warmup_steps=3)
     for step, record in enumerate(steps_of(inputs)):
-        wanted = recipe.learning_rate_at(step) * (record.num_tokens / 128) ** power
-        assert record.learning_rate == pytest.approx(wanted, rel=1e-12)
+        expected = recipe.learning_rate_at(step) * (record.num_tokens / 128) ** power
+        assert record.learning_rate == pytest.approx(expected, rel=1e-12)
 
 
 REFUSED = [
@@ -183,8 +183,8 @@ def noise_batches(num_steps: int) -> list[int]:
     sizes, trace, weight = [32], 0.0, 0.0
     for step in range(1, num_steps):
         trace, weight = 0.95 * trace + 0.05 * 64 * step, 0.95 * weight + 0.05
-        wanted = math.sqrt(40 * trace / weight)
-        sizes.append(min(max(round(wanted / 32) * 32, 32), 256) if step % 4 == 0 else sizes[-1])
+        batch_tokens = math.sqrt(40 * trace / weight)
+        sizes.append(min(max(round(batch_tokens / 32) * 32, 32), 256) if step % 4 == 0 else sizes[-1])
     return sizes
 
 
@@ -194,15 +194,15 @@ def test_batches_follow_the_noise_scale_and_go_on_bit_by_bit(inputs: list[str]) 
     whole, samples = steps_of(inputs), taken()
     assert [record.num_tokens for record in whole] == noise_batches(30)
     assert len(set(noise_batches(30))) > 3
-    events = [one for one in read_log(Path(inputs[4]) / "log.jsonl").events if one["event"] == "batch"]
+    events = [event for event in read_log(Path(inputs[4]) / "log.jsonl").events if event["event"] == "batch"]
     changes = [step for step in range(1, 30) if noise_batches(30)[step] != noise_batches(30)[step - 1]]
-    assert [one["step"] for one in events] == changes
-    assert [one["batch_tokens"] for one in events] == [noise_batches(30)[step] for step in changes]
+    assert [event["step"] for event in events] == changes
+    assert [event["batch_tokens"] for event in events] == [noise_batches(30)[step] for step in changes]
     for stop in (3, 4, 17, 20):
         Taking.taken.clear()
         assert train([*flags, "--steps", str(stop), "--force"]) == 0
         assert train([*inputs, "--steps", "30", "--resume"]) == 0
-        assert [one.loss for one in steps_of(inputs)] == [one.loss for one in whole]
+        assert [record.loss for record in steps_of(inputs)] == [record.loss for record in whole]
         assert taken() == samples
     assert samples == in_order(inputs)[: len(samples)]
 
@@ -232,14 +232,14 @@ def test_a_run_ends_at_its_loss_and_goes_no_further(inputs: list[str], capsys: p
     assert "the smoothed loss is 2.5 after" in err
     whole = steps_of(inputs)
     assert 10 < len(whole) < 300
-    event = next(one for one in read_log(Path(inputs[4]) / "log.jsonl").events if one["event"] == "target")
+    event = next(event for event in read_log(Path(inputs[4]) / "log.jsonl").events if event["event"] == "target")
     assert len(whole) - 1 < event["steps"] <= len(whole)
     assert train([*inputs, "--resume"]) == 0
     assert len(steps_of(inputs)) == len(whole)
     assert train([*inputs, "--steps", str(len(whole) // 2), "--to-loss", "2.5", "--force"]) == 0
     assert train([*inputs, "--steps", "300", "--resume"]) == 0
-    assert [one.loss for one in steps_of(inputs)] == [one.loss for one in whole]
+    assert [record.loss for record in steps_of(inputs)] == [record.loss for record in whole]
     shutil.rmtree(inputs[4])
     assert train([*inputs, "--steps", "20", "--to-loss", "0.1"]) == 0
     assert len(steps_of(inputs)) == 20
-    assert np.isfinite([one.loss for one in steps_of(inputs)]).all()
+    assert np.isfinite([record.loss for record in steps_of(inputs)]).all()

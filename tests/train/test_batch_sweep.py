@@ -48,13 +48,13 @@ def best_at(rate: float) -> Cost:
 def test_the_best_learning_rate_lies_between_two_that_were_tried(factor: float) -> None:
     runs = played(DESIGN, best_at(1e-3 * factor))
     for batch in DESIGN.batches:
-        found = [run for run in runs if run.batch_tokens == batch]
-        rates = sorted({run.learning_rate or 0.0 for run in found})
-        best = min((run for run in found if run.steps), key=lambda run: run.steps or 0.0).learning_rate
+        matching = [run for run in runs if run.batch_tokens == batch]
+        rates = sorted({run.learning_rate or 0.0 for run in matching})
+        best = min((run for run in matching if run.steps), key=lambda run: run.steps or 0.0).learning_rate
         assert best == pytest.approx(1e-3 * math.sqrt(batch / 4096) * 2 ** round(math.log2(factor)), rel=1e-9)
         assert rates[0] < (best or 0.0) < rates[-1]
-        assert sorted(run.seed for run in found if run.learning_rate == best) == [0, 1, 2]
-        assert len(found) <= 2 + 3 + 3
+        assert sorted(run.seed for run in matching if run.learning_rate == best) == [0, 1, 2]
+        assert len(matching) <= 2 + 3 + 3
 
 
 def test_a_rate_that_needs_more_steps_than_the_best_is_stopped_there() -> None:
@@ -110,8 +110,8 @@ def test_a_sweep_runs_is_stopped_and_goes_on(
     first.send_signal(signal.SIGTERM)
     with first:
         assert first.stderr is not None
-        said = first.stderr.read()
-    assert first.returncode in (0, 143), said
+        stderr = first.stderr.read()
+    assert first.returncode in (0, 143), stderr
     assert main(flags) == 0
     runs = read_batch_runs(tmp_path / "sweep")
     assert [(run.batch_tokens, run.seed, run.reached) for run in sorted(runs, key=lambda run: run.batch_tokens)] == [
@@ -138,7 +138,7 @@ def test_a_sweep_runs_is_stopped_and_goes_on(
 @pytest.mark.usefixtures("copied_attempts")
 def test_a_run_that_fails_is_a_line_with_its_reason(flags: list[str], tmp_path: Path) -> None:
     spikes = ["recipe.norm_spike=stop", "recipe.spike_window=2", "recipe.spike_deviations=1e-9"]
-    assert main([*flags, "--batches", "64", *(word for one in spikes for word in ("--set", one))]) == 0
+    assert main([*flags, "--batches", "64", *(word for setting in spikes for word in ("--set", setting))]) == 0
     (line,) = (json.loads(text) for text in (tmp_path / "sweep" / "runs.jsonl").read_text().splitlines())
     assert line["steps"] is line["tokens"] is None
     assert "found a norm of all gradients of" in line["failed"]

@@ -39,13 +39,13 @@ def test_what_two_boxes_share_is_what_their_slices_share() -> None:
             mark[boxes[-1].slices] = True
             marks.append(mark)
         shared = boxes[0].intersection(boxes[1])
-        wanted = marks[0] & marks[1]
-        assert (shared is None) == (not wanted.any())
+        expected = marks[0] & marks[1]
+        assert (shared is None) == (not expected.any())
         if shared is not None:
-            assert shared.volume == wanted.sum()
-            assert wanted[shared.slices].all()
+            assert shared.volume == expected.sum()
+            assert expected[shared.slices].all()
             inside = shared.seen_from(boxes[0])
-            assert np.array_equal(wanted[boxes[0].slices][inside.slices], wanted[shared.slices])
+            assert np.array_equal(expected[boxes[0].slices][inside.slices], expected[shared.slices])
 
 
 @pytest.mark.parametrize(

@@ -276,9 +276,9 @@ def test_casts_take_the_memory_that_is_planned(precision: str, case: str) -> Non
     kept = parameters.predicted - plan.estimate.memory["parameters"]
     assert (kept > 0) == (layout.zero_stage < 3)
     cluster = with_calibration(plan.cluster, published_calibration(chip_of(precision), get_stack("shardwise")))
-    own = plan_layout(plan.model, cluster, plan.job, layout)
-    assert own.estimate.memory["parameters"] == parameters.predicted
-    assert list(cast_remarks(own, recipe)) == []
+    cast_plan = plan_layout(plan.model, cluster, plan.job, layout)
+    assert cast_plan.estimate.memory["parameters"] == parameters.predicted
+    assert list(cast_remarks(cast_plan, recipe)) == []
 
 
 def test_the_update_has_the_time_of_the_casts_and_no_pass_has() -> None:

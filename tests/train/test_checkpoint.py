@@ -57,12 +57,12 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def refusal(path: Path, wanted: dict[str, Any]) -> list[str]:
+def refusal(path: Path, state: dict[str, Any]) -> list[str]:
     """What `load` says against it; nothing that was to be filled has changed."""
-    before = {name: value.values.clone() for name, value in wanted.items() if isinstance(value, TensorShard)}
+    before = {name: value.values.clone() for name, value in state.items() if isinstance(value, TensorShard)}
     with pytest.raises(InputError) as error:
-        load(path, wanted)
-    assert all(torch.equal(wanted[name].values, values) for name, values in before.items())
+        load(path, state)
+    assert all(torch.equal(state[name].values, values) for name, values in before.items())
     return str(error.value).split("\n")
 
 
@@ -78,8 +78,8 @@ def test_every_so_many_steps_one_is_kept_for_good(tmp_path: Path) -> None:
             checkpoints.save(step, {"step": step})
         saved = checkpoints.finished()
     assert sorted(int(path.name[5:]) for path in tmp_path.iterdir()) == [30, 60, 90, 100]
-    assert [one.step for one in saved] == list(range(10, 110, 10))
-    assert all(0 < one.write_s <= one.stall_s for one in saved), (
+    assert [record.step for record in saved] == list(range(10, 110, 10))
+    assert all(0 < record.write_s <= record.stall_s for record in saved), (
         "a save that is waited for holds the training up all the while"
     )
 
@@ -87,7 +87,7 @@ def test_every_so_many_steps_one_is_kept_for_good(tmp_path: Path) -> None:
 def test_beside_a_save_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds to write are those of the thread that writes, the stall is the copy."""
     go, finish = threading.Event(), writer._publish_manifest
-    monkeypatch.setattr(writer, "_publish_manifest", lambda *given: (go.wait(), finish(*given)))
+    monkeypatch.setattr(writer, "_publish_manifest", lambda *arguments: (go.wait(), finish(*arguments)))
     with Checkpointer(tmp_path, keep=1) as checkpoints:
         checkpoints.start(1, {"w": TensorShard((1000,), (0,), torch.zeros(1000)), "step": 1})
         assert checkpoints.finished() == []
@@ -168,11 +168,11 @@ def test_a_writer_that_fails_leaves_latest_as_it_was(
 
 
 def test_the_draft_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[tuple[Path, set[str]]] = []
-    monkeypatch.setattr(step_folders, "sync_folder", lambda folder: held.append((folder, names(folder))))
+    synced: list[tuple[Path, set[str]]] = []
+    monkeypatch.setattr(step_folders, "sync_folder", lambda folder: synced.append((folder, names(folder))))
     save(tmp_path, 3)
     draft = (tmp_path / ".step-00000003.writing", {"rank-00000.bin", "checkpoint.json"})
-    assert held == [draft, (tmp_path, {"step-00000003"})]
+    assert synced == [draft, (tmp_path, {"step-00000003"})]
 
 
 def test_names_sizes_and_formats_must_agree(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_of_many_differences_the_first_few_are_named(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=1) as writer:
         writer.save(1, {f"model.{number}": piece(1.0) for number in range(9)})
     path = tmp_path / "step-00000001"
-    other = refusal(path, {f"model.{number}": piece(1.0, 2.0) for number in range(9)})
-    assert other[-1] == f"checkpoint: {path} differs in 5 more tensors"
-    assert len(other) == 5
+    problems = refusal(path, {f"model.{number}": piece(1.0, 2.0) for number in range(9)})
+    assert problems[-1] == f"checkpoint: {path} differs in 5 more tensors"
+    assert len(problems) == 5
     (lacks, more) = refusal(path, {f"master.{number}": piece(1.0) for number in range(9)})
     assert "lacks 9 tensors: master.0, master.1, master.2, master.3, ...;" in lacks
     assert "has, besides those of this run, 9 tensors: model.0, model.1, model.2, model.3, ...;" in more
@@ -273,7 +273,7 @@ def test_values_that_would_not_come_back_are_refused(tmp_path: Path, value: Any)
 
 
 @pytest.mark.parametrize(
-    ("shape", "offsets", "held"),
+    ("shape", "offsets", "piece_shape"),
     [
         ((4,), (2,), (3,)),
         ((4,), (-1,), (2,)),
@@ -284,10 +284,10 @@ def test_values_that_would_not_come_back_are_refused(tmp_path: Path, value: Any)
     ],
 )
 def test_pieces_lie_inside_their_tensor(
-    shape: tuple[int, ...], offsets: tuple[int, ...], held: tuple[int, ...]
+    shape: tuple[int, ...], offsets: tuple[int, ...], piece_shape: tuple[int, ...]
 ) -> None:
     with pytest.raises(ValueError, match="required"):
-        TensorShard(shape, offsets, torch.zeros(held))
+        TensorShard(shape, offsets, torch.zeros(piece_shape))
 
 
 def test_a_hole_is_refused(tmp_path: Path) -> None:
@@ -321,10 +321,10 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
     }
     with Checkpointer(tmp_path, keep=1) as writer:
         writer.save(1, pieces)
-    found, shapes = load_tensors(tmp_path / "step-00000001"), parameter_shapes(architecture)
-    assert found.keys() == shapes.keys()
+    tensors, shapes = load_tensors(tmp_path / "step-00000001"), parameter_shapes(architecture)
+    assert tensors.keys() == shapes.keys()
     save_hf(
-        ModelWeights(architecture, {name: found[name].view(shape) for name, shape in shapes.items()}),
+        ModelWeights(architecture, {name: tensors[name].view(shape) for name, shape in shapes.items()}),
         tmp_path / "hf",
         seq_len=16,
     )
@@ -337,10 +337,10 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
 
 def restored(folder: Path) -> tuple[int | None, dict[str, Any], dict[int, str]]:
     """What a run would go on from: step, state, and what is said of damaged ones."""
-    wanted = state(0.0)
+    target = state(0.0)
     with Checkpointer(folder, keep=3) as reader:
-        found = reader.restore(wanted)
-    return (None, wanted, {}) if found is None else (found.step, wanted, dict(found.damaged))
+        result = reader.restore(target)
+    return (None, target, {}) if result is None else (result.step, target, dict(result.damaged))
 
 
 def no_manifest(path: Path) -> None:
@@ -371,8 +371,8 @@ def test_a_run_goes_on_from_the_newest_that_is_not_damaged(
 ) -> None:
     path = save(tmp_path, 10, 20, 30, keep=3)
     damage(path)
-    step, found, damaged = restored(tmp_path)
-    assert (step, found["model.a"].values.tolist()) == (20, [20.0, 2.0])
+    step, target, damaged = restored(tmp_path)
+    assert (step, target["model.a"].values.tolist()) == (20, [20.0, 2.0])
     assert list(damaged) == [30]
     assert re.search(fault, damaged[30])
     assert names(tmp_path) == {"step-00000010", "step-00000020", "step-00000030.damaged"}

@@ -127,10 +127,10 @@ STRANGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", STRANGE)
-def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("contradiction", STRANGE)
+def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, contradiction: str) -> None:
     path = saved(tmp_path)
-    edit, fault = STRANGE[what]
+    edit, fault = STRANGE[contradiction]
     change(path, edit)
     with pytest.raises(DamagedFileError, match=fault):
         load_tensors(path)
@@ -148,13 +148,13 @@ def older() -> dict[str, Any]:
 
 
 def test_a_checkpoint_of_the_older_schema_is_read() -> None:
-    found = older()
-    assert load(OLDER, found) == {"step": 40, "order": {"next": [3, 4]}}
-    wanted = (torch.arange(24, dtype=torch.float64) / 7).sin().mul(300)
-    assert torch.equal(found["model.layers.0.wq"].values, wanted.to(torch.bfloat16).view(4, 6))
-    assert torch.equal(found["exp_avg.layers.0.wq"].values, wanted.float())
-    assert found["buffer.counts"].values.tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(load_tensors(OLDER)["layers.0.wq"], wanted.to(torch.bfloat16))
+    target = older()
+    assert load(OLDER, target) == {"step": 40, "order": {"next": [3, 4]}}
+    expected = (torch.arange(24, dtype=torch.float64) / 7).sin().mul(300)
+    assert torch.equal(target["model.layers.0.wq"].values, expected.to(torch.bfloat16).view(4, 6))
+    assert torch.equal(target["exp_avg.layers.0.wq"].values, expected.float())
+    assert target["buffer.counts"].values.tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(load_tensors(OLDER)["layers.0.wq"], expected.to(torch.bfloat16))
 
 
 class Stranger:
@@ -172,33 +172,33 @@ def forged(folder: Path, name: str, content: bytes) -> Path:
     path = folder / OLDER.name
     shutil.copytree(OLDER, path)
     (path / name).write_bytes(content)
-    found: FileChecksum = checksum_file(path / name)
+    checksum: FileChecksum = checksum_file(path / name)
     manifest = json.loads((path / "checkpoint.json").read_text())
-    manifest["files"][name] = {"bytes": found.bytes, "crc32": found.crc32}
+    manifest["files"][name] = {"bytes": checksum.bytes, "crc32": checksum.crc32}
     (path / "checkpoint.json").write_text(json.dumps(manifest))
     return path
 
 
 def test_a_stranger_runs_no_code_by_the_metadata(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    path = forged(tmp_path, ".metadata", pickle.dumps({"state_dict_metadata": Stranger(made)}))
+    created = tmp_path / "made"
+    path = forged(tmp_path, ".metadata", pickle.dumps({"state_dict_metadata": Stranger(created)}))
     with pytest.raises(
         InputError, match=r"\.metadata is not what was written: it asks for posix\.mkdir, which no checkpoint needs"
     ):
         load(path, older())
-    assert not made.exists()
+    assert not created.exists()
     pickle.loads((path / ".metadata").read_bytes())
-    assert made.exists(), "an ordinary reader runs it"
+    assert created.exists(), "an ordinary reader runs it"
 
 
 def test_a_stranger_runs_no_code_by_the_elements(tmp_path: Path) -> None:
-    made = tmp_path / "made"
+    created = tmp_path / "made"
     whole_file = (OLDER / "__0_0.distcp").read_bytes()
-    content = pickle.dumps(Stranger(made), protocol=2)
+    content = pickle.dumps(Stranger(created), protocol=2)
     path = forged(tmp_path, "__0_0.distcp", content + whole_file[len(content) :])
     with pytest.raises(InputError, match=r"__0_0\.distcp is not what was written"):
         load(path, older())
-    assert not made.exists()
+    assert not created.exists()
 
 
 @pytest.mark.parametrize(

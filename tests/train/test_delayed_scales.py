@@ -37,11 +37,11 @@ BY_HAND = {
 def test_factors_follow_from_what_was_seen(name: str) -> None:
     delayed, sizes, expected = BY_HAND[name]
     history, factors = np.zeros((1, delayed.history), np.float32), np.ones(1, np.float32)
-    found = []
+    computed = []
     for size in sizes:
         history, factors = update_amax_history(np.float32([size]), history, factors, np.float32([448]), delayed)
-        found.append(float(factors[0]))
-    assert found == [float(np.float32(one)) for one in expected]
+        computed.append(float(factors[0]))
+    assert computed == [float(np.float32(factor)) for factor in expected]
 
 
 @pytest.mark.parametrize("delayed", [MAX, LATEST, HALVED], ids=str)
@@ -80,7 +80,7 @@ def test_every_cast_of_a_step_has_the_scale_of_the_steps_before(monkeypatch: pyt
     assert engine.scales.model is not None
     sizes = {size for size, _, _ in casts}
     assert set(engine.scales.model.history[:, 0].tolist()) == sizes
-    expected = {float(np.float32(most) / np.float32(size)) if size else 1.0 for size, _, most in casts}
+    expected = {float(np.float32(largest) / np.float32(size)) if size else 1.0 for size, _, largest in casts}
     casts.clear()
     engine.step(batches(1), SEQS * POSITIONS, 1, 1)
     assert {factor for _, factor, _ in casts} == expected

@@ -17,11 +17,13 @@ ALL = tuple("abcdefgh")
 def peers(*gpus: tuple[str, ...], hosts: int = 1) -> list[Peer]:
     """Ranks that see these GPUs, as many on each host."""
     per_host = len(gpus) // hosts
-    return [Peer(rank, f"host{rank // per_host}", 100 + rank, rank % per_host, own) for rank, own in enumerate(gpus)]
+    return [
+        Peer(rank, f"host{rank // per_host}", 100 + rank, rank % per_host, visible) for rank, visible in enumerate(gpus)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "wanted"),
+    ("ranks", "expected"),
     [
         (peers(*[ALL] * 8), [f"cuda:{rank}" for rank in range(8)]),  # torchrun: all see all
         (peers(*[ALL] * 3), ["cuda:0", "cuda:1", "cuda:2"]),
@@ -38,12 +40,12 @@ def peers(*gpus: tuple[str, ...], hosts: int = 1) -> list[Peer]:
         (peers(()), None),
     ],
 )
-def test_each_rank_has_a_gpu_of_its_own_or_none_has(ranks: list[Peer], wanted: list[str] | None) -> None:
-    found = [str(choose_device("auto", ranks, peer)) for peer in ranks]
-    assert found == (wanted or ["cpu"] * len(ranks))
+def test_each_rank_has_a_gpu_of_its_own_or_none_has(ranks: list[Peer], expected: list[str] | None) -> None:
+    devices = [str(choose_device("auto", ranks, peer)) for peer in ranks]
+    assert devices == (expected or ["cpu"] * len(ranks))
     assert {str(choose_device("cpu", ranks, peer)) for peer in ranks} == {"cpu"}
-    if wanted:
-        assert [str(choose_device("cuda", ranks, peer)) for peer in ranks] == wanted
+    if expected:
+        assert [str(choose_device("cuda", ranks, peer)) for peer in ranks] == expected
     else:
         with pytest.raises(InputError, match=r"--device: found \d ranks on host\d, which see \d GPUs; a GPU for each"):
             choose_device("cuda", ranks, ranks[0])

@@ -43,19 +43,19 @@ ELASTIC = ["--checkpoint-every", "5", "--elastic"]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> StepLog:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> StepLog:
     """The same run on one process, which nothing interrupts."""
     place = tmp_path_factory.mktemp("alone")
     assert rank_main([*write_inputs(place, planned(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
     return read_log(place / "run" / "log.jsonl")
 
 
-def require_same(found: StepLog, alone: StepLog) -> None:
+def require_same(log: StepLog, reference: StepLog) -> None:
     """Every step once, with the loss and the norm that it has without an interruption."""
-    assert [record.step for record in found.steps] == list(range(1, STEPS + 1))
+    assert [record.step for record in log.steps] == list(range(1, STEPS + 1))
     for name in ("loss", "grad_norm"):
-        wanted = [getattr(record, name) for record in alone.steps]
-        assert [getattr(record, name) for record in found.steps] == pytest.approx(wanted, rel=SAME)
+        expected = [getattr(record, name) for record in reference.steps]
+        assert [getattr(record, name) for record in log.steps] == pytest.approx(expected, rel=SAME)
 
 
 def until_step(run: Launched, out: RunFolder, step: int) -> None:
@@ -65,7 +65,7 @@ def until_step(run: Launched, out: RunFolder, step: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: StepLog) -> None:
+def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, uninterrupted: StepLog) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, Layout(dp=2, tp=2, micro_batch_seqs=2), 8)), *USUAL, *ELASTIC]
     out = RunFolder(Path(flags[4]))
     run = copied(in_float64.main, flags)
@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: StepL
     assert [(header["num_devices"], header["after"]) for header in log.headers] == [(4, ""), (3, reason)]
     assert log.headers[1]["first_step"] >= 5, "it goes on from a checkpoint"
     assert out.read_inputs().plan["cluster"]["name"] == "local:3"
-    require_same(log, alone)
+    require_same(log, uninterrupted)
     _, start = read_json(out.summary)["starts"]
     assert (start["num_devices"], start["after"]) == (3, reason)
     restarted = f"  restarted  after step {start['first_step']}: {start['layout_text']} on 3 devices; {reason}\n"
@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 @pytest.mark.matrix  # two minutes, most of them torchrun's waits
-def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: StepLog) -> None:
+def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, uninterrupted: StepLog) -> None:
     flags = [
         *write_inputs(tmp_path, planned(DENSE, Layout(fsdp=4, zero_stage=3, micro_batch_seqs=1), 8)),
         *USUAL,
@@ -122,15 +122,15 @@ def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: StepLog)
     assert log.headers[-1]["first_step"] >= 5, "it goes on from a checkpoint"
     assert log.headers[-1]["after"].endswith(" of torchrun")
     assert out.read_inputs().plan["cluster"]["name"] == "local:2"
-    require_same(log, alone)
+    require_same(log, uninterrupted)
 
 
 def test_the_plan_is_searched_for_the_same_batch() -> None:
     plan = small_plan(4)
-    found = replan_for(plan, 2)
-    assert (found.layout.num_devices, found.cluster.name, found.job) == (2, "local:2", plan.job)
-    assert found.model == plan.model
-    assert not violations(found.model, found.job, 2, found.layout)
+    replanned = replan_for(plan, 2)
+    assert (replanned.layout.num_devices, replanned.cluster.name, replanned.job) == (2, "local:2", plan.job)
+    assert replanned.model == plan.model
+    assert not violations(replanned.model, replanned.job, 2, replanned.layout)
     assert replan_for(plan, 4) is plan
 
 
@@ -155,9 +155,9 @@ def test_a_cluster_has_no_part_of_any_number(name: str, count: int) -> None:
 
 def test_what_was_measured_stays() -> None:
     cluster = load_cluster("h100:64", stack="nemo-25")
-    found = resize_cluster(cluster, 32)
-    assert (found.num_devices, found.calibration) == (32, cluster.calibration)
-    assert found.topology == load_cluster("h100:32").topology
+    resized = resize_cluster(cluster, 32)
+    assert (resized.num_devices, resized.calibration) == (32, cluster.calibration)
+    assert resized.topology == load_cluster("h100:32").topology
 
 
 KILLED, WAITED = -signal.SIGKILL, LOST_CODE

@@ -73,8 +73,8 @@ def test_what_is_dropped_adds_nothing_and_gets_no_gradient() -> None:
     routing = route_tokens(logits, K, torch.zeros(E), normalised=True, capacity_factor=0.5)
     dense = torch.zeros(N * K, 1, dtype=torch.float64).index_fill_(0, routing.order, 1.0).view(N, K, 1)
     rows = experts.dispatch(y, routing)
-    wanted = (routing.gates[..., None] * dense * y.view(N, 1, D)).sum(dim=1)
-    torch.testing.assert_close(experts.combine(routing, rows).view(N, D), wanted)
+    expected = (routing.gates[..., None] * dense * y.view(N, 1, D)).sum(dim=1)
+    torch.testing.assert_close(experts.combine(routing, rows).view(N, D), expected)
     torch.testing.assert_close(experts.dispatch_dx(rows, routing).view(N, D), dense.sum(dim=1) * y.view(N, D))
     dgates = experts.combine_dgates(dy, rows, routing)
     torch.testing.assert_close(dgates, (dy.view(N, 1, D) * y.view(N, 1, D) * dense).sum(dim=-1))
@@ -100,8 +100,8 @@ class Alike:
 
     def all_gather(self, whole: Tensor, part: Tensor, axes: tuple[str, ...]) -> None:
         longest = len(part)
-        padded = [torch.cat([one, one.new_zeros(longest - len(one), one.shape[1])]) for one in self.parts]
-        assert any(torch.equal(part, one) for one in padded)
+        padded = [torch.cat([shard, shard.new_zeros(longest - len(shard), shard.shape[1])]) for shard in self.parts]
+        assert any(torch.equal(part, shard) for shard in padded)
         whole.copy_(torch.cat(padded))
 
 
@@ -115,9 +115,9 @@ def test_ranks_with_the_same_tokens_have_the_rows_of_their_own_experts(logits: T
     assert torch.equal(sum(share.pad_to_all_experts(part) for share, part in zip(shares, parts, strict=True)), rows)
     gradient = sum(expert_parallel.dispatch_dx(part, share) for share, part in zip(shares, parts, strict=True))
     torch.testing.assert_close(gradient, experts.dispatch_dx(rows, routing))
-    own = LocalExpertRows(Alike(parts), ("tp",), routing, 1, 3)  # type: ignore[arg-type]
-    _, arriving = own.start_return(parts[1])
-    assert torch.equal(own.sort_returned(arriving), rows)
+    local = LocalExpertRows(Alike(parts), ("tp",), routing, 1, 3)  # type: ignore[arg-type]
+    _, arriving = local.start_return(parts[1])
+    assert torch.equal(local.sort_returned(arriving), rows)
 
 
 def test_rows_are_in_the_order_of_their_experts() -> None:
@@ -133,8 +133,8 @@ def test_rows_are_in_the_order_of_their_experts() -> None:
 def test_scores_and_gates_are_in_float32() -> None:
     routing = route_tokens(random(B, T, E).to(torch.bfloat16), K, torch.zeros(E), normalised=True)
     assert routing.scores.dtype == routing.gates.dtype == torch.float32
-    found = experts.route_gradient(random(N, K).float(), routing, None, torch.bfloat16)
-    assert (found.dtype, found.shape) == (torch.bfloat16, (B, T, E))
+    gradient = experts.route_gradient(random(N, K).float(), routing, None, torch.bfloat16)
+    assert (gradient.dtype, gradient.shape) == (torch.bfloat16, (B, T, E))
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -144,9 +144,9 @@ def test_the_gradient_of_the_logits_is_that_of_the_gates_and_the_penalty(normali
     routing = routed(logits.detach(), bias=torch.linspace(0.0, 0.3, E), normalised=normalised)
     gates = gates_by_hand(logits, routing.choices, normalised=normalised)
     penalised = (logits.softmax(dim=-1) * penalty).sum()
-    for loss, given in (((gates * dgates).sum(), None), ((gates * dgates).sum() + penalised, penalty)):
-        (wanted,) = torch.autograd.grad(loss, logits, retain_graph=True)
-        torch.testing.assert_close(experts.route_gradient(dgates, routing, given, torch.float64), wanted)
+    for loss, penalty_gradient in (((gates * dgates).sum(), None), ((gates * dgates).sum() + penalised, penalty)):
+        (expected,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        torch.testing.assert_close(experts.route_gradient(dgates, routing, penalty_gradient, torch.float64), expected)
 
 
 @pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
@@ -156,13 +156,13 @@ def test_dispatch_and_combine_have_their_transposes(logits: Tensor) -> None:
     y, rows, dy = random(B, T, D).requires_grad_(), random(N * K, D, seed=1), random(B, T, D, seed=2)
     sent = y.flatten(0, 1)[:, None].expand(-1, K, -1).flatten(0, 1)[routing.order]
     torch.testing.assert_close(experts.dispatch(y.detach(), routing), sent.detach(), rtol=0, atol=0)
-    (wanted,) = torch.autograd.grad(sent, y, rows)
-    torch.testing.assert_close(experts.dispatch_dx(rows, routing), wanted)
-    gates, held = routing.gates.clone().requires_grad_(), rows.clone().requires_grad_()
-    back = torch.zeros(N * K, D, dtype=rows.dtype).index_put((routing.order,), held)
+    (expected,) = torch.autograd.grad(sent, y, rows)
+    torch.testing.assert_close(experts.dispatch_dx(rows, routing), expected)
+    gates, row_values = routing.gates.clone().requires_grad_(), rows.clone().requires_grad_()
+    back = torch.zeros(N * K, D, dtype=rows.dtype).index_put((routing.order,), row_values)
     out = torch.einsum("nk,nkd->nd", gates, back.view(N, K, D)).view(B, T, D)
     torch.testing.assert_close(experts.combine(routing, rows), out.detach())
-    dgates, dx = torch.autograd.grad(out, (gates, held), dy)
+    dgates, dx = torch.autograd.grad(out, (gates, row_values), dy)
     torch.testing.assert_close(experts.combine_dgates(dy, rows, routing), dgates)
     torch.testing.assert_close(experts.combine_dx(dy, routing), dx)
 
@@ -181,12 +181,12 @@ def test_no_row_is_dropped_however_uneven_the_choice(kind: str) -> None:
         for weight, bias in ((gate, gate_bias), (up, up_bias))
     )
     act = FUNCTIONS["swiglu"](opened, raised) if kind == "swiglu" else FUNCTIONS["relu"](raised)
-    found = experts.combine(routing, experts.expert_matmul(act, down, routing) + routing.repeat_per_row(down_bias))
+    actual = experts.combine(routing, experts.expert_matmul(act, down, routing) + routing.repeat_per_row(down_bias))
     opened, raised = (torch.einsum("btd,emd->btem", y, w) + b for w, b in ((gate, gate_bias), (up, up_bias)))
     act = torch.nn.functional.silu(opened) * raised if kind == "swiglu" else raised.relu()
     out = torch.einsum("btem,emd->bted", act, down) + down_bias
     weights = torch.zeros(N, E, dtype=y.dtype).scatter(1, routing.choices, routing.gates).view(B, T, E)
-    torch.testing.assert_close(found, torch.einsum("bte,bted->btd", weights, out))
+    torch.testing.assert_close(actual, torch.einsum("bte,bted->btd", weights, out))
 
 
 @pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
@@ -194,16 +194,16 @@ def test_products_of_experts_have_their_gradients(logits: Tensor) -> None:
     """Written anew, or added to what is there; an expert without rows has none."""
     routing = routed(logits)
     rows, weight = random(N * K, D).requires_grad_(), random(E, D, M, seed=1).requires_grad_()
-    dy, rest = random(N * K, M, seed=2), random(E, D, M, seed=3)
+    dy, initial = random(N * K, M, seed=2), random(E, D, M, seed=3)
     parts = zip(rows.split(routing.sizes), weight, strict=True)
     out = torch.cat([part @ matrix for part, matrix in parts])
     drows, dweight = torch.autograd.grad(out, (rows, weight), dy)
     torch.testing.assert_close(experts.expert_matmul(rows.detach(), weight.detach(), routing), out.detach())
     torch.testing.assert_close(experts.expert_matmul(dy, weight.detach().transpose(1, 2), routing), drows)
-    for add, wanted in ((False, dweight), (True, dweight + rest)):
-        target = rest.clone() if add else torch.full_like(rest, torch.nan)
+    for add, expected in ((False, dweight), (True, dweight + initial)):
+        target = initial.clone() if add else torch.full_like(initial, torch.nan)
         assert experts.expert_gradient(rows.detach(), dy, routing, target, add=add) is target
-        torch.testing.assert_close(target, wanted)
+        torch.testing.assert_close(target, expected)
     sums = torch.stack([part.sum(dim=0) for part in dy.split(routing.sizes)])
     torch.testing.assert_close(experts.sum_expert_rows(dy, routing), sums)
 
@@ -227,7 +227,7 @@ def test_one_product_for_all_experts_is_that_of_each(
         random(*shape, seed=seed).to(dtype)
         for seed, shape in enumerate(((N * K, D), (E, D, wide), (N * K, wide)), start=1)
     )
-    rest = random(E, D, wide, seed=5).to(dtype)
+    initial = random(E, D, wide, seed=5).to(dtype)
     results = []
     for grouped in (False, True):
         monkeypatch.setattr(experts, "has_grouped_kernel", lambda *operands, grouped=grouped: grouped)
@@ -235,17 +235,17 @@ def test_one_product_for_all_experts_is_that_of_each(
             (
                 experts.expert_matmul(rows, weight, routing),
                 experts.expert_matmul(dy, weight.transpose(1, 2), routing),
-                experts.expert_gradient(rows, dy, routing, rest.clone(), add=add),
+                experts.expert_gradient(rows, dy, routing, initial.clone(), add=add),
             )
         )
     assert len(calls) == 3
-    for one, other in zip(*results, strict=True):
-        assert one.dtype == other.dtype == dtype
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    for looped, fused in zip(*results, strict=True):
+        assert looped.dtype == fused.dtype == dtype
+        torch.testing.assert_close(looped, fused, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "widths", "on_gpu", "wanted"),
+    ("dtype", "widths", "on_gpu", "is_grouped"),
     [
         (torch.bfloat16, (8, 16), True, True),
         (torch.bfloat16, (8, 16), False, False),
@@ -255,10 +255,12 @@ def test_one_product_for_all_experts_is_that_of_each(
     ],
 )
 def test_a_gpu_has_one_product_for_experts_whose_rows_are_whole_16_bytes(
-    dtype: torch.dtype, widths: tuple[int, int], on_gpu: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, widths: tuple[int, int], on_gpu: bool, is_grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_dispatch, "on_gpu", lambda x: on_gpu)
-    assert experts.has_grouped_kernel(torch.zeros(4, 8, dtype=dtype), torch.zeros(2, *widths, dtype=dtype)) is wanted
+    assert (
+        experts.has_grouped_kernel(torch.zeros(4, 8, dtype=dtype), torch.zeros(2, *widths, dtype=dtype)) is is_grouped
+    )
 
 
 # Balance. `sums` are what a router's call hands over: rows and probabilities by expert, [2, E].
@@ -269,22 +271,22 @@ def sums(routing: TokenRouting) -> Tensor:
 
 
 def losses(*routings: TokenRouting) -> tuple[Tensor, Tensor]:
-    return auxiliary_loss(*torch.stack([sums(one) for one in routings], dim=1).unbind())
+    return auxiliary_loss(*torch.stack([sums(routing) for routing in routings], dim=1).unbind())
 
 
 class Others:
     """In the place of an exchange: adds what the other processes have."""
 
-    def __init__(self, *others: Tensor) -> None:
-        self.others = others
+    def __init__(self, *summands: Tensor) -> None:
+        self.summands = summands
 
     def sum_and_wait(self, values: Tensor, axes: Any) -> Tensor:
         assert axes == ("dp",)
-        return torch.stack((values, *self.others)).sum(dim=0)
+        return torch.stack((values, *self.summands)).sum(dim=0)
 
 
-def balancer(kind: Any, *others: Tensor, biases: dict[int, Tensor] | None = None) -> ExpertBalancer:
-    exchange: Any = Others(*others)
+def balancer(kind: Any, *summands: Tensor, biases: dict[int, Tensor] | None = None) -> ExpertBalancer:
+    exchange: Any = Others(*summands)
     return ExpertBalancer(biases or {}, exchange, ("dp",), TrainingRecipe(steps=1, balance=kind))
 
 
@@ -303,73 +305,73 @@ def loss_by_hand(logits: Tensor, routing: TokenRouting) -> Tensor:
 
 def test_the_auxiliary_loss_has_its_gradient_by_each_tokens_probabilities() -> None:
     logits = [random(B, T, E, seed=seed).requires_grad_() for seed in (0, 1)]
-    routings = [routed(one.detach()) for one in logits]
+    routings = [routed(rank_logits.detach()) for rank_logits in logits]
     loss, penalties = losses(*routings)
-    wanted = sum(loss_by_hand(one, routing) for one, routing in zip(logits, routings, strict=True))
-    torch.testing.assert_close(loss, wanted.detach())
-    gradients = torch.autograd.grad(wanted, logits)
+    expected = sum(loss_by_hand(rank_logits, routing) for rank_logits, routing in zip(logits, routings, strict=True))
+    torch.testing.assert_close(loss, expected.detach())
+    gradients = torch.autograd.grad(expected, logits)
     for routing, penalty, gradient in zip(routings, penalties, gradients, strict=True):
-        found = experts.route_gradient(torch.zeros(N, K, dtype=torch.float64), routing, penalty, torch.float64)
-        torch.testing.assert_close(found, gradient)
+        actual = experts.route_gradient(torch.zeros(N, K, dtype=torch.float64), routing, penalty, torch.float64)
+        torch.testing.assert_close(actual, gradient)
 
 
 def test_the_auxiliary_loss_over_halves_of_a_batch_is_that_of_the_whole() -> None:
     """Processes add their sums up; each one's penalty then gives the gradient of its own tokens."""
     logits = random(B, T, E)
     whole, halves = routed(logits), [routed(half) for half in logits.chunk(2)]
-    nothing, own = torch.zeros(N // 2, K, dtype=torch.float64), []
-    for half, other in (halves, halves[::-1]):
-        one = balancer("auxiliary", sums(other)[:, None])
-        (penalty,) = one.penalties({2: sums(half)}, 1).values()
-        assert one.loss is not None
-        torch.testing.assert_close(one.loss, losses(whole)[0])
-        own.append(experts.route_gradient(nothing, half, penalty, torch.float64))
+    nothing, gradients = torch.zeros(N // 2, K, dtype=torch.float64), []
+    for half, other_half in (halves, halves[::-1]):
+        half_balancer = balancer("auxiliary", sums(other_half)[:, None])
+        (penalty,) = half_balancer.penalties({2: sums(half)}, 1).values()
+        assert half_balancer.loss is not None
+        torch.testing.assert_close(half_balancer.loss, losses(whole)[0])
+        gradients.append(experts.route_gradient(nothing, half, penalty, torch.float64))
     penalty = 0.01 * losses(whole)[1][0]
-    wanted = experts.route_gradient(torch.zeros(N, K, dtype=torch.float64), whole, penalty, torch.float64)
-    torch.testing.assert_close(torch.cat(own), wanted)
+    expected = experts.route_gradient(torch.zeros(N, K, dtype=torch.float64), whole, penalty, torch.float64)
+    torch.testing.assert_close(torch.cat(gradients), expected)
 
 
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
     """And penalties are shares of it, each for its router."""
     first, second = (routed(random(B, T, E, seed=seed)) for seed in (0, 1))
-    one = balancer("auxiliary")
-    one.begin_step()
+    experts_balancer = balancer("auxiliary")
+    experts_balancer.begin_step()
     for routing in (first, second):
-        found = one.penalties({1: sums(routing), 3: sums(second)}, 2)
-        assert list(found) == [1, 3]
-        torch.testing.assert_close(torch.stack(list(found.values())), 0.01 / 2 * losses(routing, second)[1])
-    assert one.loss is not None
-    torch.testing.assert_close(one.loss, (losses(first, second)[0] + losses(second, second)[0]) / 2)
+        penalties = experts_balancer.penalties({1: sums(routing), 3: sums(second)}, 2)
+        assert list(penalties) == [1, 3]
+        torch.testing.assert_close(torch.stack(list(penalties.values())), 0.01 / 2 * losses(routing, second)[1])
+    assert experts_balancer.loss is not None
+    torch.testing.assert_close(experts_balancer.loss, (losses(first, second)[0] + losses(second, second)[0]) / 2)
     counts = torch.stack((first.counts + second.counts, 2 * second.counts)).double()
-    assert one.imbalance == pytest.approx((counts.max(dim=-1).values / (2 * N * K / E)).max().item())
-    one.begin_step()
-    assert one.loss is one.imbalance is None
-    assert not one.counts
+    assert experts_balancer.imbalance == pytest.approx((counts.max(dim=-1).values / (2 * N * K / E)).max().item())
+    experts_balancer.begin_step()
+    assert experts_balancer.loss is experts_balancer.imbalance is None
+    assert not experts_balancer.counts
 
 
 @pytest.mark.parametrize("kind", ["bias", "none"])
 def test_without_an_auxiliary_loss_there_are_no_penalties(kind: str) -> None:
     """Rows are counted on each process alone, and by bias added up at the end of the step."""
-    own, other = (routed(random(B, T, E, seed=seed)) for seed in (0, 1))
+    local, remote = (routed(random(B, T, E, seed=seed)) for seed in (0, 1))
     biases = {1: torch.zeros(E)}
-    one = balancer(kind, other.counts[None], biases=biases)
-    assert one.penalties({1: sums(own)}, 1) == {}
-    assert one.loss is None
-    one.end_step(torch.zeros(()))
-    counts = own.counts + other.counts if kind == "bias" else own.counts
+    local_balancer = balancer(kind, remote.counts[None], biases=biases)
+    assert local_balancer.penalties({1: sums(local)}, 1) == {}
+    assert local_balancer.loss is None
+    local_balancer.end_step(torch.zeros(()))
+    counts = local.counts + remote.counts if kind == "bias" else local.counts
     mean = counts.double().mean()
-    assert one.imbalance == pytest.approx(float(counts.max() / mean))
+    assert local_balancer.imbalance == pytest.approx(float(counts.max() / mean))
     moved = 1e-3 * torch.sign(mean - counts).float() if kind == "bias" else torch.zeros(E)
     assert torch.equal(biases[1], moved)
 
 
 @pytest.mark.parametrize("kind", ["auxiliary", "bias", "none"])
 def test_a_model_without_routers_has_nothing_to_balance(kind: str) -> None:
-    one = balancer(kind)
-    assert one.penalties({}, 1) == {}
-    one.end_step(torch.zeros(()))
-    assert one.loss is one.imbalance is None
-    assert not one.counts
+    idle_balancer = balancer(kind)
+    assert idle_balancer.penalties({}, 1) == {}
+    idle_balancer.end_step(torch.zeros(()))
+    assert idle_balancer.loss is idle_balancer.imbalance is None
+    assert not idle_balancer.counts
 
 
 def test_biases_move_towards_the_mean_and_stay_there() -> None:

@@ -37,9 +37,9 @@ def test_one_tensor_is_held_at_a_time(
     path, count, read = saved(tmp_path / "run", weights, BIASES), [0], OpenCheckpoint.read
 
     def counted(self: OpenCheckpoint, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
-        found = read(self, name, shape, box)
-        count[0] += found.nbytes
-        return found
+        values = read(self, name, shape, box)
+        count[0] += values.nbytes
+        return values
 
     monkeypatch.setattr(OpenCheckpoint, "read", counted)
     with Alive() as alive:
@@ -48,14 +48,16 @@ def test_one_tensor_is_held_at_a_time(
     largest = max(math.prod(tensor.shape[1:] if "experts" in name else tensor.shape) * 4
                   for name, tensor in weights.tensors.items())  # fmt: skip
     assert largest < FILE < whole / 5
-    assert largest <= alive.most <= 2 * largest, "a tensor as it is read and as the file has it"
+    assert largest <= alive.peak_bytes <= 2 * largest, "a tensor as it is read and as the file has it"
     assert not alive.sizes, "nothing is kept"
     assert count[0] == whole, "every element is read once"
     files = sorted(file.name for file in (tmp_path / "hf").glob("*.safetensors"))
     assert len(files) > 5
     assert files == [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
-    found = load_hf(tmp_path / "hf").tensors
-    assert all(torch.equal(found[name], tensor.to(dtype or tensor.dtype)) for name, tensor in weights.tensors.items())
+    exported = load_hf(tmp_path / "hf").tensors
+    assert all(
+        torch.equal(exported[name], tensor.to(dtype or tensor.dtype)) for name, tensor in weights.tensors.items()
+    )
 
 
 def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,37 +87,40 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     where: dict[str, tuple[Any, str]] = {
         "write": (OpenCheckpoint, "read"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "unlink": (Path, "unlink"),
     }  # fmt: skip
-    path, left, after = saved(tmp_path / "run", new, BIASES), set(), 0
+    path, outcomes, num_calls = saved(tmp_path / "run", new, BIASES), set(), 0
     while True:
         save_hf(old, tmp_path / "hf", seq_len=16)
         with monkeypatch.context() as patch:
-            dies(patch, *where[call], after)
+            dies(patch, *where[call], num_calls)
             patch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # a process that is killed removes nothing
             try:
                 checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16, bytes_per_file=FILE)
             except Killed:
-                left.add(found_in(tmp_path / "hf", {"old": old, "new": new}))
+                outcomes.add(model_stored_in(tmp_path / "hf", {"old": old, "new": new}))
             else:
                 break
-        after += 1
-    assert after > 0
+        num_calls += 1
+    assert num_calls > 0
     assert (
-        left == {"write": {"old"}, "fsync": {"old", "none", "new"}, "rename": {"none"}, "unlink": {"old", "none"}}[call]
+        outcomes
+        == {"write": {"old"}, "fsync": {"old", "none", "new"}, "rename": {"none"}, "unlink": {"old", "none"}}[call]
     )
     checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16)
-    assert found_in(tmp_path / "hf", {"new": new}) == "new"
+    assert model_stored_in(tmp_path / "hf", {"new": new}) == "new"
     assert sorted(file.name for file in (tmp_path / "hf").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE], "no litter"
 
 
-def found_in(folder: Path, models: dict[str, ModelWeights]) -> str:
+def model_stored_in(folder: Path, models: dict[str, ModelWeights]) -> str:
     """Which of some models a folder reads as."""
     if not (folder / CONFIG_FILE).exists():
         with pytest.raises(InputError, match="cannot read"):
             load_hf(folder)
         return "none"
-    found = load_hf(folder).tensors
+    stored = load_hf(folder).tensors
     (name,) = (
-        name for name, one in models.items() if all(torch.equal(found[w], tensor) for w, tensor in one.tensors.items())
+        name
+        for name, model in models.items()
+        if all(torch.equal(stored[weight], tensor) for weight, tensor in model.tensors.items())
     )
     return name
 
@@ -127,7 +132,7 @@ def test_another_model_takes_the_place_of_one_in_several_files(tmp_path: Path) -
     assert (tmp_path / WEIGHTS_INDEX_FILE).exists()
     save_hf(initial_weights(MODEL, 2), tmp_path, seq_len=16)
     assert sorted(file.name for file in tmp_path.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"]
-    assert found_in(tmp_path, {"new": initial_weights(MODEL, 2)}) == "new"
+    assert model_stored_in(tmp_path, {"new": initial_weights(MODEL, 2)}) == "new"
 
 
 @pytest.mark.parametrize("fault", ["full", "file"])
@@ -140,8 +145,8 @@ def test_what_cannot_be_written_is_said(fault: str, tmp_path: Path, monkeypatch:
         monkeypatch.setattr(os, "fsync", full)
     else:
         folder.write_text("a file")
-    wanted = {"full": "No space left", "file": "Not a directory"}[fault]
-    with pytest.raises(InputError, match=rf"cannot write to .*hf: {wanted}.*; a folder with room"):
+    message = {"full": "No space left", "file": "Not a directory"}[fault]
+    with pytest.raises(InputError, match=rf"cannot write to .*hf: {message}.*; a folder with room"):
         save_hf(initial_weights(MODEL, 1), folder, seq_len=16)
     assert fault == "file" or not list(folder.iterdir())
 

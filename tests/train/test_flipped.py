@@ -21,7 +21,7 @@ def state(fill: float) -> CheckpointState:
         "model.w": torch.full((31, 7), fill), "model.b": torch.full((5,), fill, dtype=torch.bfloat16),
         "exp_avg.w": torch.full((31, 7), fill, dtype=torch.float64),
     }  # fmt: skip
-    pieces = {name: TensorShard(tuple(one.shape), (0,) * one.ndim, one) for name, one in tensors.items()}
+    pieces = {name: TensorShard(tuple(tensor.shape), (0,) * tensor.ndim, tensor) for name, tensor in tensors.items()}
     return {**pieces, "step": 7, "loss_scale": {"scale": 1e-05, "name": "naïve é"}}
 
 
@@ -60,7 +60,7 @@ def test_a_bit_anywhere_in_any_file(checkpoint: Path) -> None:
     places = [(file, place) for file in files for place in range(file.stat().st_size)]
     tried = [(file, place, drawn.randrange(8)) for file, place in drawn.sample(places, PLACES)]
     assert {file for file, _, _ in tried} == set(files)
-    assert [one for one in tried if not is_found(checkpoint, *one)] == []
+    assert [flip for flip in tried if not is_found(checkpoint, *flip)] == []
     assert load(checkpoint, state(0.0))["step"] == 7
 
 

@@ -63,7 +63,7 @@ def test_forward_and_backward_fit_together(structure: str, documents: bool, monk
 
     def ends(path: str) -> UnitTensors:
         taken[path] = Taken()
-        return UnitTensors({weight: tensors[one.name] for weight, one in used[path].items()}, taken[path])
+        return UnitTensors({weight: tensors[parameter.name] for weight, parameter in used[path].items()}, taken[path])
 
     model = build_torch_model(instance, dtype, ends, device)
     ids = torch.zeros(2, 1300, dtype=torch.long, device=device)
@@ -71,10 +71,10 @@ def test_forward_and_backward_fit_together(structure: str, documents: bool, monk
     assert (on_way.loss.shape, on_way.loss.dtype) == ((), torch.float32)
     model.backward(on_way)
     for path, gradients in taken.items():
-        wanted = {weight: tensors[one.name] for weight, one in used[path].items() if one.trained}
-        assert gradients.found.keys() == wanted.keys()
+        expected = {weight: tensors[parameter.name] for weight, parameter in used[path].items() if parameter.trained}
+        assert gradients.found.keys() == expected.keys()
         for weight, gradient in gradients.found.items():
-            assert (gradient.shape, gradient.dtype, gradient.device) == (wanted[weight].shape, dtype, device), weight
+            assert (gradient.shape, gradient.dtype, gradient.device) == (expected[weight].shape, dtype, device), weight
 
 
 def test_log_sum_exps_are_padded_as_the_kernel_of_gpus_pads_them() -> None:

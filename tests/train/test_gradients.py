@@ -41,12 +41,12 @@ def assert_norm_is(
     norm = NORMS[kind]
     y, *kept = norm.forward(x, weight, epsilon)
     dx, dweight = norm.backward(dy, x, *kept, weight, needs_weight=True)
-    wanted = gradients_of(lambda x, weight: formula(x, weight, epsilon), (x, weight), dy)
-    for found, own in zip((y, dx, dweight), (wanted[0], *wanted[1]), strict=True):
-        assert_near(found, own, tolerance)
-    alone, nothing = norm.backward(dy, x, *kept, weight, needs_weight=False)
+    expected = gradients_of(lambda x, weight: formula(x, weight, epsilon), (x, weight), dy)
+    for actual, reference in zip((y, dx, dweight), (expected[0], *expected[1]), strict=True):
+        assert_near(actual, reference, tolerance)
+    dx_alone, nothing = norm.backward(dy, x, *kept, weight, needs_weight=False)
     assert nothing is None
-    assert torch.equal(alone, dx)
+    assert torch.equal(dx_alone, dx)
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.3])
@@ -68,7 +68,7 @@ def test_norms_in_narrow_formats_are_pytorchs(kind: str, dtype: torch.dtype, tol
     x, weight, dy = random(64, 8, dtype=dtype), random(8, dtype=dtype, seed=1), random(64, 8, dtype=dtype, seed=2)
     assert_norm_is(kind, PYTORCHS[kind], x, weight, dy, 1e-5, tolerance)
     _, *kept = NORMS[kind].forward(x, weight, 1e-5)
-    assert {one.numel() for one in kept} == {64}
+    assert {saved.numel() for saved in kept} == {64}
     assert kind == "layer_norm" or kept[0].dtype == torch.float32
 
 
@@ -126,9 +126,9 @@ def test_functions_and_their_gradients_are_those_of_their_formulas(name: str) ->
     assert_near(FUNCTIONS[name](*operands.values()), result)
     for operand, gradient in zip(names, gradients, strict=True):
         partner = f"{name}_d{operand}"
-        reads = [operands[one] for one in READS.get(partner, names)]
+        reads = [operands[read] for read in READS.get(partner, names)]
         assert_near(FUNCTIONS[partner](dy, *reads), gradient)
-    assert all(torch.equal(one, other) for one, other in zip(before, operands.values(), strict=True))
+    assert all(torch.equal(original, operand) for original, operand in zip(before, operands.values(), strict=True))
     assert torch.equal(dy, random(40, 8, seed=9))
 
 
@@ -138,11 +138,11 @@ def test_functions_in_narrow_formats_stay_in_them(name: str, dtype: torch.dtype,
     names, formula = FORMULAS[name]
     operands = [random(40, 8, dtype=dtype, seed=seed) for seed, _ in enumerate(names)]
     dy = random(40, 8, dtype=dtype, seed=9)
-    result, gradients = gradients_of(lambda *x: formula(*(one.double() for one in x)), operands, dy.double())
+    result, gradients = gradients_of(lambda *x: formula(*(operand.double() for operand in x)), operands, dy.double())
     assert_near(FUNCTIONS[name](*operands), result.to(dtype), tolerance)
     for operand, gradient in zip(names, gradients, strict=True):
         partner = f"{name}_d{operand}"
-        reads = [operands[names.index(one)] for one in READS.get(partner, names)]
+        reads = [operands[names.index(read)] for read in READS.get(partner, names)]
         assert_near(FUNCTIONS[partner](dy, *reads), gradient, tolerance)
 
 
@@ -155,23 +155,23 @@ def test_sums_are_of_all_terms() -> None:
     assert FUNCTIONS["sum_to"](terms[0]) is terms[0]
 
 
-@pytest.mark.parametrize("rest", [0, 3])
+@pytest.mark.parametrize("num_unrotated", [0, 3])
 @pytest.mark.parametrize("heads", [(), (3,), (3, 2)])
 @pytest.mark.parametrize("sequences", [(), (2,)])
 def test_rotation_is_a_product_of_complex_numbers(
-    heads: tuple[int, ...], sequences: tuple[int, ...], rest: int
+    heads: tuple[int, ...], sequences: tuple[int, ...], num_unrotated: int
 ) -> None:
     """The second half of a head are the imaginary parts, and what lies behind both stays as it is; positions are each
     sequence's own, or shared."""
-    x, dy = random(2, 5, *heads, 8 + rest), random(2, 5, *heads, 8 + rest, seed=1)
+    x, dy = random(2, 5, *heads, 8 + num_unrotated), random(2, 5, *heads, 8 + num_unrotated, seed=1)
     angles = random(*sequences, 5, 4, seed=2)
     turns = torch.polar(torch.ones_like(angles), angles).view(*sequences, 5, *(1 for _ in heads), 4)
     turned = torch.complex(x[..., :4], x[..., 4:8]) * turns
     tables = (angles.cos(), angles.sin())
-    found, back = rotate(x, tables), rotate_back(dy, tables)
-    assert_near(found, torch.cat((turned.real, turned.imag, x[..., 8:]), dim=-1))
-    assert (found * dy).sum().item() == pytest.approx((x * back).sum().item(), rel=1e-12)
-    assert_near(rotate_back(found, tables), x)
+    rotated, back = rotate(x, tables), rotate_back(dy, tables)
+    assert_near(rotated, torch.cat((turned.real, turned.imag, x[..., 8:]), dim=-1))
+    assert (rotated * dy).sum().item() == pytest.approx((x * back).sum().item(), rel=1e-12)
+    assert_near(rotate_back(rotated, tables), x)
 
 
 # The loss.
@@ -192,12 +192,12 @@ def test_logits_become_their_gradient(width: int, scale: float, cap: float | Non
     targets[0, 5:9] = IGNORE_INDEX
     targets[3] = IGNORE_INDEX
     loss, (gradient,) = gradients_of(lambda x: loss_by_hand(x, targets, scale, cap), [logits], torch.tensor(1.0))
-    held = logits.clone()
-    assert_near(cross_entropy(held, targets, scale, cap, replace=False), loss)
-    assert torch.equal(held, logits)
-    assert_near(cross_entropy(held, targets, torch.tensor(scale, dtype=torch.float64), cap, replace=True), loss)
-    assert_near(held, gradient)
-    assert not held[3].any()
+    buffer = logits.clone()
+    assert_near(cross_entropy(buffer, targets, scale, cap, replace=False), loss)
+    assert torch.equal(buffer, logits)
+    assert_near(cross_entropy(buffer, targets, torch.tensor(scale, dtype=torch.float64), cap, replace=True), loss)
+    assert_near(buffer, gradient)
+    assert not buffer[3].any()
 
 
 @NARROW
@@ -209,9 +209,9 @@ def test_loss_in_narrow_formats_is_cross_entropy(dtype: torch.dtype, tolerance: 
     loss, (gradient,) = gradients_of(
         lambda x: loss_by_hand(x.double(), targets, 1 / 300, None), [logits], torch.tensor(1.0)
     )
-    found = cross_entropy(logits, targets, 1 / 300, None, replace=True)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(loss.item(), rel=2e-6)
+    actual = cross_entropy(logits, targets, 1 / 300, None, replace=True)
+    assert actual.dtype == torch.float32
+    assert actual.item() == pytest.approx(loss.item(), rel=2e-6)
     assert_near(logits, gradient, tolerance)
 
 
@@ -220,10 +220,10 @@ def test_a_loss_over_many_targets_scales_its_gradient_in_float32() -> None:
     logits = random(3000, 40, dtype=torch.bfloat16)
     targets = torch.randint(40, (3000,), generator=torch.Generator().manual_seed(3))
     exact = logits.double()
-    for one in (logits, exact):
-        cross_entropy(one, targets, 1 / 3000, None, replace=True)
-    found, exact = logits.double().flatten(), exact.flatten()
-    assert torch.dot(found, exact) / torch.dot(exact, exact) == pytest.approx(1.0, abs=5e-4)
+    for buffer in (logits, exact):
+        cross_entropy(buffer, targets, 1 / 3000, None, replace=True)
+    actual, exact = logits.double().flatten(), exact.flatten()
+    assert torch.dot(actual, exact) / torch.dot(exact, exact) == pytest.approx(1.0, abs=5e-4)
 
 
 def test_capped_logits_are_in_float32() -> None:

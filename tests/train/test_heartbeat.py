@@ -185,13 +185,13 @@ def test_a_request_to_stop_ends_a_process_that_waits_for_a_silent_rank(waits: bo
         for number in range(2, 8):
             if not silent:
                 watched.hear({1: beat(number)})
-            said = watched.pass_s(10)
+            messages = watched.pass_s(10)
             if watched.codes:
                 break
     assert bool(watched.codes) == (waits and silent)
     if watched.codes:
         assert watched.codes[0] == 143
-        assert said[-1] == (
+        assert messages[-1] == (
             "stopped by SIGTERM while rank 0 waits in step 13: AllReduce over dp for rank 1 (process 101 on node): no checkpoint "
             "of it; this remains"
         )
@@ -254,8 +254,10 @@ def test_a_store_that_does_not_answer_is_said_by_one_rank(
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     watched = Watched(rank)
     watched.heartbeat._request_started = watched.now - 40.0
-    said = watched.pass_s(3)
-    assert [line.partition(",")[0] for line in said] == ([f"no sign of life for 30 s from {whose}"] if whose else [])
+    messages = watched.pass_s(3)
+    assert [line.partition(",")[0] for line in messages] == (
+        [f"no sign of life for 30 s from {whose}"] if whose else []
+    )
     watched.stop.record_signal(signal.SIGTERM)
     with mark_waiting("x"):
         watched.pass_s(90)
@@ -280,9 +282,9 @@ def test_the_first_that_has_lost_another_says_so_and_where_others_were() -> None
     keys = PrefixStore("shardwise", first.store)
     for rank, awaits in enumerate(("AllReduce over dp", "AllReduce over dp", "")):
         keys.set(heartbeat_key(rank), beat(3, awaits, "step 12").dump())
-    said = parting(first)
-    assert isinstance(said, LostRankError)
-    assert str(said) == (
+    error = parting(first)
+    assert isinstance(error, LostRankError)
+    assert str(error) == (
         "rank 0: step 13: AllReduce over dp failed after 0 s (Connection closed by peer); rank 2 (process 102 on node) was last "
         "in step 12; this remains"
     )
@@ -375,17 +377,18 @@ def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.Monke
     for rank in range(2):
         keys.set(heartbeat_key(rank), beat(0).dump())
     keys.set("silent", "[]")
-    said: list[str] = []
+    reports: list[str] = []
     monkeypatch.setattr("shardwise.run.faults.heartbeat.HEARTBEATS_PER_TIMEOUT", 60_000)
     recipe = TrainingRecipe(steps=1, silent_after_s=3000.0, timeout_s=6000.0)
     beats = [
-        HeartbeatMonitor(one, StopRequest(), recipe, report=said.append, end=said.append) for one in (first, second)
+        HeartbeatMonitor(rank, StopRequest(), recipe, report=reports.append, end=reports.append)
+        for rank in (first, second)
     ]
     with beats[0] as watcher:
         with beats[1]:
             until(lambda: watcher.detector.beats.get(1, beat(0)).number >= 3)
         until(lambda: watcher.detector.beats[1].number == LAST_HEARTBEAT)
-    assert not said
+    assert not reports
 
 
 @pytest.mark.parametrize(("is_alive", "code"), [(True, 0), (False, 128 + signal.SIGTERM)])

@@ -113,16 +113,16 @@ def fine(dtype: torch.dtype) -> AbstractContextManager[object]:
     return Double() if dtype == torch.float64 else nullcontext()
 
 
-def theirs(name: str, dtype: torch.dtype, seed: int = 0) -> Any:
+def transformers_model(name: str, dtype: torch.dtype, seed: int = 0) -> Any:
     """A model of `transformers` with random weights, none of them small."""
-    kind, own = CONFIGS[name]
+    kind, settings = CONFIGS[name]
     with warnings.catch_warnings(), fine(dtype):
         warnings.simplefilter("ignore")
         import transformers
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        config = transformers.AutoConfig.for_model(kind, **{**SMALL, **own})
+        config = transformers.AutoConfig.for_model(kind, **{**SMALL, **settings})
         config._attn_implementation = config._experts_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -142,21 +142,21 @@ def ids() -> torch.Tensor:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_equal(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    model = theirs(name, dtype)
+    model = transformers_model(name, dtype)
     model.save_pretrained(tmp_path)
     ours = load_hf(tmp_path)
     assert {tensor.dtype for tensor in ours.tensors.values()} == {ours.dtype} == {dtype}
     with torch.no_grad(), fine(dtype):
-        wanted = model(ids()).logits
-    found = ours.logits(ids())
-    assert found.dtype == wanted.dtype == dtype
-    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCES[dtype] * wanted.abs().max().item())
+        expected = model(ids()).logits
+    actual = ours.logits(ids())
+    assert actual.dtype == expected.dtype == dtype
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCES[dtype] * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
 def test_modules_of_prediction_that_transformers_leaves_out_are_left_out(name: str, tmp_path: Path) -> None:
     """The config that `save_pretrained` writes has one, and the files no weights of it."""
-    model = theirs(name, torch.float64)
+    model = transformers_model(name, torch.float64)
     model.config.num_nextn_predict_layers = 1
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
@@ -167,24 +167,26 @@ def test_modules_of_prediction_that_transformers_leaves_out_are_left_out(name: s
     with pytest.raises(InputError, match=r"num_predict_layers = 0.*--set model\.num_predict_layers=0"):
         require_same_model(tmp_path, stored.architecture, planned)
     with torch.no_grad(), fine(torch.float64):
-        wanted = model(ids()).logits
-    torch.testing.assert_close(load_hf(tmp_path).logits(ids()), wanted, rtol=0, atol=1e-13 * wanted.abs().max().item())
+        expected = model(ids()).logits
+    torch.testing.assert_close(
+        load_hf(tmp_path).logits(ids()), expected, rtol=0, atol=1e-13 * expected.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_plan_carries_what_its_config_says_of_values(name: str, tmp_path: Path) -> None:
     """A model of a plan's file, as a run has it that begins with these weights, computes what theirs does."""
-    model = theirs(name, torch.float64)
+    model = transformers_model(name, torch.float64)
     model.save_pretrained(tmp_path)
     job = Job(global_batch_tokens=SEQS * POSITIONS, seq_len=POSITIONS, precision="fp32")
     dump_plan(plan_layout(load_model(str(tmp_path)), load_cluster("local:1"), job, Layout()), tmp_path / "plan.json")
     stored = open_hf(tmp_path)
     read = {name: stored.read(name, Box((0,) * len(shape), shape)) for name, shape in stored.shapes.items()}
     with torch.no_grad(), fine(torch.float64):
-        wanted = model(ids()).logits
+        expected = model(ids()).logits
     biases = {name: stored.bias(name) for name in stored.biases}
-    found = ModelWeights(load_plan(tmp_path / "plan.json").model, read, biases).logits(ids())
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * wanted.abs().max().item())
+    actual = ModelWeights(load_plan(tmp_path / "plan.json").model, read, biases).logits(ids())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != HALVES])
@@ -192,7 +194,7 @@ def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> N
     """The same config as far as values go, the same weights to the bit, the same logits."""
     import transformers
 
-    model = theirs(name, torch.float32)
+    model = transformers_model(name, torch.float32)
     model.save_pretrained(tmp_path / "theirs")
     ours = load_hf(tmp_path / "theirs")
     save_hf(ours, tmp_path / "ours", seq_len=64, model_type=CONFIGS[name][0])
@@ -212,12 +214,12 @@ def test_pairs_half_a_head_apart_are_written_side_by_side(tmp_path: Path) -> Non
     """As the authors' files have them; rows of other dims than those that turn stay where they are."""
     import transformers
 
-    model = theirs(HALVES, torch.float32)
+    model = transformers_model(HALVES, torch.float32)
     model.save_pretrained(tmp_path / "theirs")
     ours = load_hf(tmp_path / "theirs")
     save_hf(ours, tmp_path / "ours", seq_len=64, model_type="deepseek_v3")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["rope_interleave"] is True
-    assert all(torch.equal(ours.tensors[one], tensor) for one, tensor in load_hf(tmp_path / "ours").tensors.items())
+    assert all(torch.equal(ours.tensors[name], tensor) for name, tensor in load_hf(tmp_path / "ours").tensors.items())
     before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
     key = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"  # five rows of the latent, and four that turn
     assert torch.equal(after[key], before[key][[0, 1, 2, 3, 4, 5, 7, 6, 8]])
@@ -232,16 +234,16 @@ def test_any_box_and_interval_of_a_parameter_is_read_alone(
 ) -> None:
     """An interval costs its own elements, and a box at most those between its first and its last in each dim of the file: where a
     tensor has several weights, what lies between them too."""
-    theirs(name, torch.float32).save_pretrained(tmp_path)
+    transformers_model(name, torch.float32).save_pretrained(tmp_path)
     whole, stored = load_hf(tmp_path).tensors, open_hf(tmp_path)
     assert stored.shapes == {parameter: tuple(values.shape) for parameter, values in whole.items()}
     count = [0]
     read = SafetensorsFolder.read
 
     def counted(self: SafetensorsFolder, file: str, tensor: str, box: Box) -> torch.Tensor:
-        found = read(self, file, tensor, box)
-        count[0] += found.numel()
-        return found
+        values = read(self, file, tensor, box)
+        count[0] += values.numel()
+        return values
 
     monkeypatch.setattr(SafetensorsFolder, "read", counted)
     rng = np.random.default_rng(0)
@@ -250,8 +252,8 @@ def test_any_box_and_interval_of_a_parameter_is_read_alone(
             start, stop = np.sort(rng.integers(0, values.numel() + 1, 2)).tolist()
             if start < stop:
                 count[0] = 0
-                found = stored.read_flat(parameter, interval_boxes(stored.shapes[parameter], start, stop))
-                assert torch.equal(found, values.flatten()[start:stop]), parameter
+                interval = stored.read_flat(parameter, interval_boxes(stored.shapes[parameter], start, stop))
+                assert torch.equal(interval, values.flatten()[start:stop]), parameter
                 shared = parameter.rpartition(".")[2] in SHARING
                 assert count[0] == stop - start or (shared and count[0] < 2 * values.numel()), parameter
             corners = np.sort(rng.integers(0, np.add(values.shape, 1), (2, values.ndim)), axis=0)
@@ -269,9 +271,9 @@ PREDICTING = {
 
 def predicting(name: str) -> ModelWeights:
     """A model of a family with two modules of multi-token prediction and random weights."""
-    kind, own = PREDICTING[name]
+    kind, settings = PREDICTING[name]
     activation = {FAMILIES[kind].activation: "gelu_pytorch_tanh" if kind.startswith("gemma") else "silu"}
-    config = {"model_type": kind, **SMALL, **activation, **own, "num_nextn_predict_layers": 2}
+    config = {"model_type": kind, **SMALL, **activation, **settings, "num_nextn_predict_layers": 2}
     weights = initial_weights(read_config(config)[0], 3)
     assert weights.architecture.num_predict_layers == 2
     generator = torch.Generator().manual_seed(4)
@@ -290,7 +292,7 @@ def test_multi_token_prediction_is_written_and_read(name: str, tmp_path: Path) -
     again = load_hf(tmp_path)
     assert dataclasses.replace(again.architecture, name=weights.architecture.name) == weights.architecture
     assert again.tensors.keys() == weights.tensors.keys()
-    assert all(torch.equal(again.tensors[one], tensor) for one, tensor in weights.tensors.items())
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in weights.tensors.items())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     with torch.no_grad():
         torch.testing.assert_close(weights.logits(ids()), theirs(ids()).logits, rtol=0, atol=1e-4)
@@ -301,14 +303,14 @@ def test_modules_are_stored_as_those_of_deepseek_v3(tmp_path: Path) -> None:
     weights = predicting("llama")
     save_hf(weights, tmp_path, seq_len=64)
     stored, ours = load_file(tmp_path / "model.safetensors"), weights.tensors
-    own = {f"{norm}.weight" for norm in ("enorm", "hnorm", "shared_head.norm")} | {"eh_proj.weight"}
-    lent = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+    module_names = {f"{norm}.weight" for norm in ("enorm", "hnorm", "shared_head.norm")} | {"eh_proj.weight"}
+    borrowed = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
     layers = [
         {n.removeprefix(f"model.layers.{k}.") for n in stored if n.startswith(f"model.layers.{k}.")} for k in range(6)
     ]
-    assert layers == [layers[0]] * 3 + [layers[0] | own | lent.keys()] * 2 + [set()]
+    assert layers == [layers[0]] * 3 + [layers[0] | module_names | borrowed.keys()] * 2 + [set()]
     for number in (0, 1):
-        for copy, of in lent.items():
+        for copy, of in borrowed.items():
             assert torch.equal(stored.pop(f"model.layers.{3 + number}.{copy}"), stored[of])
         assert torch.equal(
             stored[f"model.layers.{3 + number}.enorm.weight"], ours[f"predict.{number}.embedding_norm_weight"]
@@ -333,17 +335,17 @@ def test_every_family_has_a_case() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_family_is_found_for_every_model(name: str) -> None:
     """Perhaps another than it came from, but one that has the same weights and constants."""
-    kind, own = CONFIGS[name]
+    kind, settings = CONFIGS[name]
     activation = {FAMILIES[kind].activation: "gelu_pytorch_tanh" if kind.startswith("gemma") else "silu"}
     rotary = {"rope_theta": 300.0, "rope_local_base_freq": 100.0}
-    architecture, _ = read_config({"model_type": kind, **rotary, **SMALL, **activation, **own})
-    found, _ = write_config(architecture, 64)
-    again, _ = read_config(found)
+    architecture, _ = read_config({"model_type": kind, **rotary, **SMALL, **activation, **settings})
+    written, _ = write_config(architecture, 64)
+    again, _ = read_config(written)
     assert dataclasses.replace(again, source=architecture.source) == architecture
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
-    model = theirs("mixtral", torch.float32)
+    model = transformers_model("mixtral", torch.float32)
     model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
     ours = load_hf(tmp_path / "theirs")
@@ -357,7 +359,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
 
 
 def test_another_format_may_be_asked_for(tmp_path: Path) -> None:
-    theirs("llama", torch.float32).save_pretrained(tmp_path)
+    transformers_model("llama", torch.float32).save_pretrained(tmp_path)
     ours = load_hf(tmp_path, torch.bfloat16)
     assert {tensor.dtype for tensor in ours.tensors.values()} == {ours.dtype} == {torch.bfloat16}
     assert ours.logits(ids()).dtype == torch.float32
@@ -383,7 +385,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_does_not_go_together_is_refused(change: str, tmp_path: Path) -> None:
-    theirs("llama", torch.float32).save_pretrained(tmp_path)
+    transformers_model("llama", torch.float32).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **CHANGES[change][0]}))
     with pytest.raises(InputError, match=CHANGES[change][1]):
@@ -405,13 +407,13 @@ def test_windows_on_some_layers_of_a_family_with_one_kind_are_refused() -> None:
 
 
 def test_a_copy_of_a_tied_embedding_is_passed_over(tmp_path: Path) -> None:
-    model = theirs("llama 3", torch.float32)
+    model = transformers_model("llama 3", torch.float32)
     model.save_pretrained(tmp_path)
-    held = load_file(tmp_path / "model.safetensors")
-    save_file({**held, "lm_head.weight": held["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file({**stored, "lm_head.weight": stored["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
     with torch.no_grad():
-        wanted = model(ids()).logits
-    torch.testing.assert_close(load_hf(tmp_path).logits(ids()), wanted, rtol=1e-4, atol=1e-4)
+        expected = model(ids()).logits
+    torch.testing.assert_close(load_hf(tmp_path).logits(ids()), expected, rtol=1e-4, atol=1e-4)
 
 
 OLDER: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -448,7 +450,7 @@ def test_older_configs_say_the_same_in_other_words(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "own", "problem"),
+    ("family", "settings", "problem"),
     [
         (
             "deepseek_v3",
@@ -473,10 +475,10 @@ def test_older_configs_say_the_same_in_other_words(case: str) -> None:
     ],
     ids=str,
 )
-def test_what_a_familys_code_does_not_have_is_refused(family: str, own: dict[str, Any], problem: str) -> None:
+def test_what_a_familys_code_does_not_have_is_refused(family: str, settings: dict[str, Any], problem: str) -> None:
     """DeepSeek-V3's norms of latents do not read the epsilon; only some families turn a part of a head."""
     kind, usual = CONFIGS[family]
-    config = {"model_type": kind, **SMALL, "hidden_act": "silu", **usual, **own}
+    config = {"model_type": kind, **SMALL, "hidden_act": "silu", **usual, **settings}
     with pytest.raises(InputError, match=problem):
         read_config({key: value for key, value in config.items() if value is not None})
 
@@ -484,7 +486,7 @@ def test_what_a_familys_code_does_not_have_is_refused(family: str, own: dict[str
 def test_files_that_are_not_there_or_broken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*config.json"):
         load_hf(tmp_path)
-    theirs("llama", torch.float32).save_pretrained(tmp_path)
+    transformers_model("llama", torch.float32).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(InputError, match=r"cannot read .*model.safetensors"):
         load_hf(tmp_path)

@@ -39,14 +39,14 @@ def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
     assert (code, out) == (0, ""), err
     assert "Traceback" not in err
     (tmp_path / "one").mkdir()
-    one = [*write_inputs(tmp_path / "one"), *inputs[5:]]
-    assert rank_main(one, parts()) == 0
-    losses = [[record.loss for record in read_log(Path(flags[4]) / "log.jsonl").steps] for flags in (inputs, one)]
+    single = [*write_inputs(tmp_path / "one"), *inputs[5:]]
+    assert rank_main(single, parts()) == 0
+    losses = [[record.loss for record in read_log(Path(flags[4]) / "log.jsonl").steps] for flags in (inputs, single)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     fullest = read_json(Path(inputs[4]) / "measured.json")
     assert (fullest["rank"], fullest["memory"]["peak_bytes"]) == (1, 1001)
     # a run goes on with another number of ranks
-    assert rank_main([*one[:1], *inputs[1:5], "--resume", "--steps", "8"], parts()) == 0
+    assert rank_main([*single[:1], *inputs[1:5], "--resume", "--steps", "8"], parts()) == 0
     log = read_log(Path(inputs[4]) / "log.jsonl")
     assert [header["num_devices"] for header in log.headers] == [2, 1]
     assert [record.step for record in log.steps] == list(range(1, 9))
@@ -80,9 +80,9 @@ def test_with_json_an_error_is_one_line_of_it(
     inputs: list[str], environment: dict[str, str], code: int, problem: str
 ) -> None:
     """Said by a rank, or by the launcher of ranks that could not."""
-    found, out, err = ran([*inputs, "--json"], **environment)
+    exit_code, out, err = ran([*inputs, "--json"], **environment)
     payload = json.loads(next(line for line in err.splitlines() if line.startswith("{")))
-    assert (found, out, payload["schema"]) == (code, "", "shardwise.error/1")
+    assert (exit_code, out, payload["schema"]) == (code, "", "shardwise.error/1")
     assert payload["error"]["exit_code"] == code
     assert re.fullmatch(problem, payload["error"]["problems"][0])
     assert "error: " not in err.replace("Error: ", "")  # a traceback of what nobody expects stays
@@ -115,17 +115,17 @@ def test_a_request_before_the_first_step_ends_the_process_of_a_rank_alone(
     ends: bool, in_order: bool, codes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that nothing else ends yet; SIGTERM comes through the pipe that the system writes signals into."""
-    found: list[int] = []
-    monkeypatch.setattr(os, "_exit", found.append)
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
     monkeypatch.setattr(stop_request, "BEFORE_STEPS_S", 0.0)
-    asked = stop_request.StopRequest(ends_process=ends)
+    request = stop_request.StopRequest(ends_process=ends)
     if in_order:
-        asked.in_order()
+        request.in_order()
     read, write = os.pipe()
     os.write(write, bytes([signal.SIGUSR1, signal.SIGTERM]))
     os.close(write)
-    asked._listen(read)
-    assert (asked.signal, found) == (signal.SIGTERM, codes)
+    request._listen(read)
+    assert (request.signal, exits) == (signal.SIGTERM, codes)
 
 
 def test_a_rank_that_dies_is_named(inputs: list[str]) -> None:

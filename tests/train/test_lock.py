@@ -19,7 +19,7 @@ from shardwise.values.errors import InputError
 HERE = socket.gethostname()
 
 
-def own(rank: int = 0) -> Peer:
+def this_process(rank: int = 0) -> Peer:
     return Peer(rank, HERE, os.getpid())
 
 
@@ -27,25 +27,25 @@ def test_one_run_has_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "run"
     require_free(folder)
     assert not folder.exists(), "asking makes nothing"
-    with RunLock(folder) as lock, RunLock(folder) as other:
+    with RunLock(folder) as lock, RunLock(folder) as second_lock:
         lock.take()
         lock.take()
         with pytest.raises(
             InputError, match=r"run is locked: a run goes on in it; wait for its end or stop it, or choose"
         ):
-            other.take()
-        lock.share([own(), Peer(1, "elsewhere", 1)])
+            second_lock.take()
+        lock.share([this_process(), Peer(1, "elsewhere", 1)])
         with RunLock(folder) as rank:
             rank.share([])
-            for refused in (other.take, lambda: require_free(folder)):
+            for refused in (second_lock.take, lambda: require_free(folder)):
                 with pytest.raises(InputError) as error:
                     refused()
                 named = f"rank 0 (process {os.getpid()} on {HERE}), rank 1 (process 1 on elsewhere)"
                 assert f"a run goes on in it: {named}; wait" in str(error.value)
             lock.release()
             with pytest.raises(InputError, match="is locked"):
-                other.take()
-        other.take()
+                second_lock.take()
+        second_lock.take()
     require_free(folder)
 
 
@@ -56,7 +56,7 @@ def test_the_dead_of_this_host_are_not_named(tmp_path: Path) -> None:
     assert gone.pid is not None
     with RunLock(tmp_path) as lock:
         lock.take()
-        lock.share([Peer(0, HERE, gone.pid), own(1), *(Peer(rank, "elsewhere", rank) for rank in range(2, 7))])
+        lock.share([Peer(0, HERE, gone.pid), this_process(1), *(Peer(rank, "elsewhere", rank) for rank in range(2, 7))])
         with pytest.raises(InputError) as error:
             require_free(tmp_path)
     elsewhere = "rank 2 (process 2 on elsewhere), rank 3 (process 3 on elsewhere) and 3 more"
@@ -64,7 +64,7 @@ def test_the_dead_of_this_host_are_not_named(tmp_path: Path) -> None:
 
 
 def test_a_shorter_list_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
-    for peers in ([own(rank) for rank in range(9)], [own()]):
+    for peers in ([this_process(rank) for rank in range(9)], [this_process()]):
         with RunLock(tmp_path) as lock:
             lock.take()
             lock.share(peers)
@@ -82,7 +82,7 @@ def test_a_file_system_without_locks_is_said(
     monkeypatch.setattr(fcntl, "flock", refused)
     with RunLock(tmp_path) as lock:
         lock.take()
-        lock.share([own()])
+        lock.share([this_process()])
     assert capsys.readouterr().err == (
         f"warning: the file system of {tmp_path} has no locks; nothing keeps another run out of the folder\n"
     )

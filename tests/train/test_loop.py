@@ -91,25 +91,27 @@ def test_the_log_has_torchtitans_names_and_the_formula(
 def test_one_step_of_each_start_is_watched_and_does_not_count(inputs: list[str]) -> None:
     folder = RunFolder(Path(inputs[4]))
 
-    def seen() -> RunInspection:
+    def inspection() -> RunInspection:
         return parse_inspection(read_json(folder.measured), "measured.json")
 
     train([*inputs, "--steps", "1"])
-    assert (log_of(inputs).inspected, seen().step) == ({1}, 1)  # there is no other
+    assert (log_of(inputs).inspected, inspection().step) == ({1}, 1)  # there is no other
     assert read_json(folder.summary)["step_time_s"] == log_of(inputs).steps[0].step_time_s
     train([*inputs, "--resume", "--steps", "4"])
-    log, found = log_of(inputs), seen()
-    assert (log.inspected, found.step) == ({1, 3}, 3)
+    log, measured = log_of(inputs), inspection()
+    assert (log.inspected, measured.step) == ({1, 3}, 3)
     assert [record.step for record in log.timed_steps] == [2, 4]
     assert read_json(folder.summary)["step_time_s"] == median(record.step_time_s for record in log.timed_steps)
-    assert found.before == found.after == {"products": 1e-3, "memory": 2e-3}
-    assert found.relative_changes() == {"products": 0.0, "memory": 0.0}
-    assert found.memory == MeasuredMemory(peak_bytes=1000, at_peak={"parameters": 1000}, largest={"parameters": 1000})
-    assert found.process is not None
-    assert found.process.resident_bytes > 10**7
-    assert (found.process.allocated_bytes, found.device) == (None, "cpu")
+    assert measured.before == measured.after == {"products": 1e-3, "memory": 2e-3}
+    assert measured.relative_changes() == {"products": 0.0, "memory": 0.0}
+    assert measured.memory == MeasuredMemory(
+        peak_bytes=1000, at_peak={"parameters": 1000}, largest={"parameters": 1000}
+    )
+    assert measured.process is not None
+    assert measured.process.resident_bytes > 10**7
+    assert (measured.process.allocated_bytes, measured.device) == (None, "cpu")
     train([*inputs, "--steps", "1", "--force"])
-    assert seen().step == 1
+    assert inspection().step == 1
 
 
 def test_without_a_terminal_a_tenth_of_the_steps_is_shown(
@@ -148,7 +150,7 @@ def test_a_mixture_is_drawn_by_weight_and_resumes_at_the_same_sample(
     ]
     sources = summary["sources"]
     in_code = (10 * 4 - 1) // stand_in.SEQ_LEN
-    assert {name: one["share"] for name, one in sources.items()} == {"data": 0.75, "code": 0.25}
+    assert {name: source["share"] for name, source in sources.items()} == {"data": 0.75, "code": 0.25}
     assert sources["code"]["epochs"] == 12 * 8 * 0.25 / in_code
     mean = 0.75 * sources["data"]["held_out_loss"] + 0.25 * sources["code"]["held_out_loss"]
     assert summary["held_out_loss"] == pytest.approx(mean)
@@ -158,8 +160,8 @@ def test_a_mixture_is_drawn_by_weight_and_resumes_at_the_same_sample(
     assert train([*mixed, "--steps", "12", "--resume"]) == 0
     assert [record.loss for record in log_of(mixed).steps] == [record.loss for record in whole.steps]
     capsys.readouterr()
-    other = [word.replace("=0.25", "=0.5") for word in mixed]
-    assert train([*other, "--steps", "15", "--resume"]) == 2
+    reweighted = [word.replace("=0.25", "=0.5") for word in mixed]
+    assert train([*reweighted, "--steps", "15", "--resume"]) == 2
     assert "--resume: found data of fingerprint" in capsys.readouterr().err
 
 
@@ -315,11 +317,11 @@ def test_a_checkpoint_of_another_run_is_refused_and_named(
     inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """That of seed 1 in the folder of seed 0."""
-    other = [*inputs[:4], str(tmp_path / "other"), *inputs[5:]]
+    seed_1_flags = [*inputs[:4], str(tmp_path / "other"), *inputs[5:]]
     assert train([*inputs, "--steps", "4"]) == 0
-    assert train([*other, "--steps", "4", "--seed", "1"]) == 0
+    assert train([*seed_1_flags, "--steps", "4", "--seed", "1"]) == 0
     shutil.rmtree(checkpoint_of(inputs, 4))
-    shutil.copytree(checkpoint_of(other, 4), checkpoint_of(inputs, 4))
+    shutil.copytree(checkpoint_of(seed_1_flags, 4), checkpoint_of(inputs, 4))
     capsys.readouterr()
     assert train([*inputs, "--resume", "--steps", "6"]) == 2
     err = capsys.readouterr().err

@@ -41,21 +41,21 @@ def state_of(engine: TrainingEngine) -> list[torch.Tensor]:
 
 def test_the_scale_follows_gradscaler() -> None:
     recipe = TrainingRecipe(steps=1, loss_scale=2.0**24, loss_scale_interval=3)
-    own = LossScaler(recipe)
-    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
+    scaler = LossScaler(recipe)
+    grad_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     random = torch.Generator().manual_seed(3)
     scales = set()
     for _ in range(60):
         is_finite = bool(torch.rand((), generator=random) > 0.15)
-        theirs.scale(weight.sum())
+        grad_scaler.scale(weight.sum())
         weight.grad = torch.full((2,), 1.0 if is_finite else torch.inf)
-        theirs.step(optimizer)
-        theirs.update()
-        own.update(is_finite=is_finite)
-        assert own.scale == theirs.get_scale()
-        scales.add(own.scale)
+        grad_scaler.step(optimizer)
+        grad_scaler.update()
+        scaler.update(is_finite=is_finite)
+        assert scaler.scale == grad_scaler.get_scale()
+        scales.add(scaler.scale)
     assert len(scales) > 3
 
 
@@ -74,23 +74,23 @@ def test_the_scale_changes_no_step_in_fp32(architecture: Architecture) -> None:
     plain, scaled = (engine_of(RECIPE, architecture, "fp32") for _ in range(2))
     scaled.scaler = LossScaler(replace(RECIPE, loss_scale=2.0**10))
     for step, batch in enumerate(batches(3)):
-        results = [one.step([batch], SEQS * POSITIONS, 1, step) for one in (plain, scaled)]
+        results = [engine.step([batch], SEQS * POSITIONS, 1, step) for engine in (plain, scaled)]
         assert float(results[0].loss) == float(results[1].loss)
         assert float(results[0].norm) == pytest.approx(float(results[1].norm), rel=1e-6)
-    for one, other in zip(state_of(plain), state_of(scaled), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    for plain_tensor, scaled_tensor in zip(state_of(plain), state_of(scaled), strict=True):
+        torch.testing.assert_close(plain_tensor, scaled_tensor, rtol=1e-5, atol=1e-7)
 
 
 def test_small_gradients_are_lost_without_a_scale_and_kept_with_one() -> None:
     lost = []
     for scale in (1.0, 2.0**16):
         engine = engine_of(replace(RECIPE, loss_scale=scale))
-        found: list[torch.Tensor] = []
-        engine.gradients_ended = lambda engine=engine, found=found: found.extend(
+        shards: list[torch.Tensor] = []
+        engine.gradients_ended = lambda engine=engine, shards=shards: shards.extend(
             group.gradient_shard.clone() for group in engine.groups
         )
         engine.step(batches(1), SEQS * POSITIONS * 2**14, 1, 0)  # as of a global batch that is so much larger
-        values = torch.cat([one.flatten() for one in found])
+        values = torch.cat([shard.flatten() for shard in shards])
         lost.append(float((values == 0).double().mean()))
     assert lost[0] > 0.5
     assert lost[1] < 0.2 * lost[0]
@@ -111,6 +111,6 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_falls() -> None:
     assert engine.scaler.num_skipped == sum(skipped)
     assert engine.scaler.scale == 2.0 ** (30 - sum(skipped))
     assert not all(map(torch.equal, state_of(engine), before))
-    updated = (one for parts in engine.updater.by_element for one in parts)
-    steps = {float(state["step"]) for one in updated for state in one.optimizer.state.values()}
+    updated = (updater for parts in engine.updater.by_element for updater in parts)
+    steps = {float(state["step"]) for updater in updated for state in updater.optimizer.state.values()}
     assert steps == {float(len(skipped) - sum(skipped))}

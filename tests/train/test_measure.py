@@ -28,13 +28,13 @@ def test_the_memory_of_the_fullest_rank_is_kept(
 ) -> None:
     """As the first rank does it, with what the others say of the same step."""
 
-    def others(world: Any, own: list[int], what: str) -> list[list[int]]:
+    def gather_memory(world: Any, numbers: list[int], label: str) -> list[list[int]]:
         return [
             machine_probe._MemoryRow.numbers(memory_of(peak), step_inspector.process_memory(torch.device("cpu")))
             for peak in peaks
         ]
 
-    monkeypatch.setattr(machine_probe, "all_gather_ints", others)
+    monkeypatch.setattr(machine_probe, "all_gather_ints", gather_memory)
     world: Any = SimpleNamespace(device=torch.device("cpu"), rank=0, size=3, rendezvous=None)
     folder = RunFolder(tmp_path)
     measuring = machine_probe.MachineProbe(world, folder, lambda: {"product": 1.0})

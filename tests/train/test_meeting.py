@@ -21,15 +21,15 @@ FOREVER = timedelta(seconds=600)
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     """The store of a launcher, and its environment of a world of three."""
-    made = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for name, value in {
         "MASTER_ADDR": "localhost",
-        "MASTER_PORT": made.port,
+        "MASTER_PORT": server.port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv(LAUNCHER, raising=False)
-    return made
+    return server
 
 
 @contextmanager
@@ -45,25 +45,25 @@ def rank(number: int) -> Iterator[Peer]:
 
 
 def test_all_ranks_know_each_other(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[int, Rendezvous] = {}
+    meetings: dict[int, Rendezvous] = {}
 
     def rendezvous(url: str, timeout: timedelta) -> Iterator[tuple[TCPStore, int, int]]:
         yield TCPStore("localhost", store.port, is_master=False), int(threading.current_thread().name), 3
 
-    def met() -> None:
+    def join() -> None:
         number = int(threading.current_thread().name)
-        found[number] = join_rendezvous(Peer(number, "node", 100 + number, number, (f"GPU-{number}",)), FOREVER)
+        meetings[number] = join_rendezvous(Peer(number, "node", 100 + number, number, (f"GPU-{number}",)), FOREVER)
 
     monkeypatch.setattr("shardwise.run.faults.rendezvous.rendezvous", rendezvous)
-    threads = [threading.Thread(target=met, name=str(number)) for number in range(3)]
+    threads = [threading.Thread(target=join, name=str(number)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == [0, 1, 2]
-    assert len({meeting.peers for meeting in found.values()}) == 1
-    assert [peer.gpus for peer in found[0].peers] == [("GPU-0",), ("GPU-1",), ("GPU-2",)]
-    keys = found[0].keys()
+    assert sorted(meetings) == [0, 1, 2]
+    assert len({meeting.peers for meeting in meetings.values()}) == 1
+    assert [peer.gpus for peer in meetings[0].peers] == [("GPU-0",), ("GPU-1",), ("GPU-2",)]
+    keys = meetings[0].keys()
     assert [keys.get(f"beat/{number}")[:2] for number in range(3)] == [b"[0"] * 3
     assert keys.get("silent") == b"[]"
 
@@ -75,36 +75,36 @@ def test_what_ranks_of_an_earlier_start_have_left_is_not_met(store: TCPStore, mo
         def rendezvous(url: str, timeout: timedelta) -> Iterator[tuple[TCPStore, int, int]]:
             yield TCPStore("localhost", store.port, is_master=False), int(threading.current_thread().name), len(pids)
 
-        def met() -> None:
+        def join() -> None:
             number = int(threading.current_thread().name)
             time.sleep(0.2 * number)  # the first one finds the lines of those that have ended
-            found[number] = join_rendezvous(Peer(number, "node", pids[number], number), FOREVER)
+            joined[number] = join_rendezvous(Peer(number, "node", pids[number], number), FOREVER)
 
         monkeypatch.setattr("shardwise.run.faults.rendezvous.rendezvous", rendezvous)
-        found: dict[int, Rendezvous] = {}
-        threads = [threading.Thread(target=met, name=str(number)) for number in range(len(pids))]
+        joined: dict[int, Rendezvous] = {}
+        threads = [threading.Thread(target=join, name=str(number)) for number in range(len(pids))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return joined
 
     for pids in ([100, 101, 102], [200, 201, 202], [300, 301]):
-        found = meetings(pids)
-        assert [[peer.pid for peer in found[number].peers] for number in range(len(pids))] == [pids] * len(pids)
-        assert not found[0].keys().check([LEFT_KEY])
-        found[0].keys().set(LEFT_KEY, "1")
-        assert found[1].keys().get(LEFT_KEY) == b"1"
+        joined = meetings(pids)
+        assert [[peer.pid for peer in joined[number].peers] for number in range(len(pids))] == [pids] * len(pids)
+        assert not joined[0].keys().check([LEFT_KEY])
+        joined[0].keys().set(LEFT_KEY, "1")
+        assert joined[1].keys().get(LEFT_KEY) == b"1"
 
 
 @pytest.mark.parametrize("launcher", [True, False])
 def test_ranks_that_do_not_come_are_named(store: TCPStore, launcher: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if launcher:
         monkeypatch.setenv(LAUNCHER, "1")
-    with rank(1) as here, pytest.raises((LostRankError, SystemExit)) as ended:
-        join_rendezvous(here, timedelta(seconds=0.2))
+    with rank(1) as peer, pytest.raises((LostRankError, SystemExit)) as ended:
+        join_rendezvous(peer, timedelta(seconds=0.2))
     text = f"rank 1: ranks 0, 2 of 3 have not come to localhost:{store.port} in 0:00:00.200000"
     assert PrefixStore(PREFIX, store).get(LOST_KEY) == text.encode()
     assert str(ended.value) == ("4" if launcher else text)
-    with rank(2) as here, pytest.raises(SystemExit):  # says nothing: one has
-        join_rendezvous(here, timedelta(seconds=0.2))
+    with rank(2) as peer, pytest.raises(SystemExit):  # says nothing: one has
+        join_rendezvous(peer, timedelta(seconds=0.2))

@@ -115,15 +115,15 @@ def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> Me
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
-    plan, found = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
+    plan, memory = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
     for term in ("parameters", "gradients", "optimizer", "activations"):
-        assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
-    assert found.peak_bytes == sum(found.at_peak.values())
-    assert found.peak_bytes == pytest.approx(sum(plan.values()), rel=OF_PEAK)
-    assert (found.at_peak["logits"] > 0) == (plan["logits"] > 0)
+        assert memory.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
+    assert memory.peak_bytes == sum(memory.at_peak.values())
+    assert memory.peak_bytes == pytest.approx(sum(plan.values()), rel=OF_PEAK)
+    assert (memory.at_peak["logits"] > 0) == (plan["logits"] > 0)
     if plan["logits"]:  # the peak is at the loss
-        assert found.largest["logits"] == pytest.approx(plan["logits"], rel=TOLERANCE)
-        assert found.at_peak["workspace"] == pytest.approx(plan["workspace"], rel=0.01)
+        assert memory.largest["logits"] == pytest.approx(plan["logits"], rel=TOLERANCE)
+        assert memory.at_peak["workspace"] == pytest.approx(plan["workspace"], rel=0.01)
 
 
 @pytest.fixture
@@ -153,21 +153,23 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
             tracker.name(term, [tensor])
         engine.observe(tracker.forward_ended, lambda whole: tracker.name(estimate_term_names.GATHERED, [whole]))
         engine.step([MicroBatch(ids, ids)], ids.numel(), 1, 0)
-    found = tracker.memory()
-    one, matrices = get_optimizer(optimizer), 2 * (256 * 32 * 24 + 3 * 256 * 256)  # of two blocks: attention, MLP
-    others = plan["parameters"] / 4 - matrices
-    wanted = 4 * (len(one.moments) * matrices + len(one.for_weight(is_matrix=False).moments) * others)
-    if one.max_preconditioned_side:  # squares of both sides of each matrix, each with its root
+    memory = tracker.memory()
+    described, matrices = get_optimizer(optimizer), 2 * (256 * 32 * 24 + 3 * 256 * 256)  # of two blocks: attention, MLP
+    num_other_elements = plan["parameters"] / 4 - matrices
+    expected = 4 * (
+        len(described.moments) * matrices + len(described.for_weight(is_matrix=False).moments) * num_other_elements
+    )
+    if described.max_preconditioned_side:  # squares of both sides of each matrix, each with its root
         sides = 2 * [256, 256] + 2 * [128, 256] + 3 * [256, 256]
-        wanted = 4 * (matrices + 2 * others + 2 * 2 * sum(side**2 for side in sides))
-    if one.reduces_means:
-        wanted = 4 * (2 * (3 * 256 + 2 * 256 + 2 * 128 + 7 * 256) + 2 * (2048 + 256) + 5 * 256)  # the last are norms
-    if one.block > 1:
-        wanted = 2 * (matrices + 2 * 2048 * 256) * (1 + 4 / 256) + 8 * 5 * 256
-    assert found.largest["optimizer"] == plan["optimizer"] == wanted
+        expected = 4 * (matrices + 2 * num_other_elements + 2 * 2 * sum(side**2 for side in sides))
+    if described.reduces_means:
+        expected = 4 * (2 * (3 * 256 + 2 * 256 + 2 * 128 + 7 * 256) + 2 * (2048 + 256) + 5 * 256)  # the last are norms
+    if described.block > 1:
+        expected = 2 * (matrices + 2 * 2048 * 256) * (1 + 4 / 256) + 8 * 5 * 256
+    assert memory.largest["optimizer"] == plan["optimizer"] == expected
     for term in ("parameters", "gradients", "activations"):
-        assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
-    assert found.peak_bytes == pytest.approx(sum(plan.values()), rel=0.01)
+        assert memory.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
+    assert memory.peak_bytes == pytest.approx(sum(plan.values()), rel=0.01)
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -201,32 +203,32 @@ def test_an_inspected_step_counts_what_was_made_with_the_engine(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["small", "deep", "wide", "experts", "equal", "fat"])
 def test_a_step_under_a_budget_holds_what_is_planned(name: str, share: float) -> None:
     """Of all that could be kept a share, and no more."""
-    least, most = (planned(name, policy, "fp32")["activations"] for policy in ("full", "none"))
-    budget = least + share * (most - least)
+    smallest, largest = (planned(name, policy, "fp32")["activations"] for policy in ("full", "none"))
+    budget = smallest + share * (largest - smallest)
     plan = plan_of(name, f"budget:{budget / 1e6:.6f}MB", "fp32")
-    terms, found = plan.estimate.memory, measured(name, plan.layout.recompute, torch.float32, updated=True)
-    assert least < terms["activations"] <= budget
-    assert found.largest["activations"] == pytest.approx(terms["activations"], rel=0.02)
-    assert found.peak_bytes == pytest.approx(sum(terms.values()), rel=0.02)
+    terms, memory = plan.estimate.memory, measured(name, plan.layout.recompute, torch.float32, updated=True)
+    assert smallest < terms["activations"] <= budget
+    assert memory.largest["activations"] == pytest.approx(terms["activations"], rel=0.02)
+    assert memory.peak_bytes == pytest.approx(sum(terms.values()), rel=0.02)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", FEW_WORDS)
 def test_a_block_that_runs_backward_holds_what_is_alive(name: str, policy: str) -> None:
-    plan, found = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
-    rest = sum(found.largest[term] for term in ("parameters", "gradients", "optimizer", "activations"))
-    assert found.at_peak["logits"] == plan["logits"]  # of modules of multi-token prediction that have not run backward
-    assert found.peak_bytes - rest == pytest.approx(plan["workspace"] + plan["logits"], rel=0.015)
+    plan, memory = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
+    named_bytes = sum(memory.largest[term] for term in ("parameters", "gradients", "optimizer", "activations"))
+    assert memory.at_peak["logits"] == plan["logits"]  # of modules of multi-token prediction that have not run backward
+    assert memory.peak_bytes - named_bytes == pytest.approx(plan["workspace"] + plan["logits"], rel=0.015)
 
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_in_bf16_a_step_holds_what_is_planned(policy: str) -> None:
-    plan, found = planned("wide", policy, "bf16"), measured("wide", policy, torch.bfloat16, updated=False)
+    plan, memory = planned("wide", policy, "bf16"), measured("wide", policy, torch.bfloat16, updated=False)
     for term in ("parameters", "gradients", "activations"):
-        assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
+        assert memory.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
     if plan["logits"]:
-        assert found.largest["logits"] == pytest.approx(plan["logits"], rel=TOLERANCE)
+        assert memory.largest["logits"] == pytest.approx(plan["logits"], rel=TOLERANCE)
 
 
 def test_storages_count_once_and_while_they_live() -> None:
@@ -242,15 +244,15 @@ def test_storages_count_once_and_while_they_live() -> None:
         half = torch.zeros(10, dtype=torch.bfloat16)
         tracker.forward_ended()
         assert half.nbytes == 20
-    found = tracker.memory()
-    assert found.peak_bytes == 400 + 200 + 84
-    assert found.at_peak == {
+    memory = tracker.memory()
+    assert memory.peak_bytes == 400 + 200 + 84
+    assert memory.at_peak == {
         **dict.fromkeys(estimate_term_names.MEASURED_MEMORY_TERMS, 0),
         "gradients": 400,
         "workspace": 200,
         "logits": 84,
     }
-    assert found.largest["activations"] == 20
+    assert memory.largest["activations"] == 20
 
 
 def test_storages_that_shrink_hold_less() -> None:
@@ -259,12 +261,12 @@ def test_storages_that_shrink_hold_less() -> None:
         tracker.name(estimate_term_names.GATHERED, [flat])
         flat.untyped_storage().resize_(0)
         tracker.name(estimate_term_names.GATHERED, [flat])
-        other = torch.zeros(60)
+        newer = torch.zeros(60)
         flat.untyped_storage().resize_(400)
         flat.zero_()
-        assert other.nbytes == 240
-    found = tracker.memory()
-    assert (found.peak_bytes, found.largest["gathered"]) == (640, 400)
+        assert newer.nbytes == 240
+    memory = tracker.memory()
+    assert (memory.peak_bytes, memory.largest["gathered"]) == (640, 400)
 
 
 def test_what_was_there_before_is_named_or_an_input() -> None:
@@ -274,14 +276,14 @@ def test_what_was_there_before_is_named_or_an_input() -> None:
         kept = weight[ids]
         tracker.forward_ended()
         assert kept.shape == (3, 5)
-    found = tracker.memory().largest
-    assert (found["parameters"], found["inputs"], found["activations"]) == (100, 24, 60)
+    largest = tracker.memory().largest
+    assert (largest["parameters"], largest["inputs"], largest["activations"]) == (100, 24, 60)
 
 
 def test_the_process_holds_at_least_what_it_touches() -> None:
     device = torch.device("cpu")
     before = process_memory(device)
-    held = torch.ones(before.resident_bytes // 4 + 2**20)
+    allocated = torch.ones(before.resident_bytes // 4 + 2**20)
     after = process_memory(device)
-    assert after.resident_bytes >= held.nbytes
+    assert after.resident_bytes >= allocated.nbytes
     assert after.allocated_bytes is after.reserved_bytes is None

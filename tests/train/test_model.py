@@ -111,9 +111,13 @@ def small(structure: str) -> Architecture:
 
 def whole_names(architecture: Architecture) -> dict[str, str]:
     """Names in the program of the whole model, which tells layers apart by a prefix, by the parameters' names."""
-    found = list_parameters(architecture, scheme_of(architecture.structure))
-    prefixes = {one.path: f"{one.path.removeprefix('layers.').replace('.', '')}." for one in found if "." in one.path}
-    return {one.name: f"{prefixes.get(one.path, '')}{one.weight}" for one in found}
+    parameters = list_parameters(architecture, scheme_of(architecture.structure))
+    prefixes = {
+        parameter.path: f"{parameter.path.removeprefix('layers.').replace('.', '')}."
+        for parameter in parameters
+        if "." in parameter.path
+    }
+    return {parameter.name: f"{prefixes.get(parameter.path, '')}{parameter.weight}" for parameter in parameters}
 
 
 def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
@@ -131,12 +135,16 @@ def judged(weights: ModelWeights, batches: Iterable[MicroBatch], num_targets: in
     kept = get_optimizer(scheme.optimizer).state
     zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in kept}
     batch: dict[str, Any] = {"positions": np.arange(POSITIONS)}
-    for prefix, one in zip(
+    for prefix, micro_batch in zip(
         ("", *(f"predict{n}." for n in range(architecture.num_predict_layers))), batches, strict=True
     ):
         scale = WEIGHT / architecture.num_predict_layers / num_targets if prefix else 1 / num_targets
-        own = {"ids": one.ids_BT.numpy(), "targets": one.targets_BT.numpy(), "loss_scale": np.array(scale)}
-        batch |= {f"{prefix}{name}": array for name, array in own.items()}
+        arrays = {
+            "ids": micro_batch.ids_BT.numpy(),
+            "targets": micro_batch.targets_BT.numpy(),
+            "loss_scale": np.array(scale),
+        }
+        batch |= {f"{prefix}{name}": array for name, array in arrays.items()}
     sizes, router = {**architecture.dims, "B": SEQS, "T": POSITIONS}, Router.of(architecture.numerics)
     result = run_step(unit, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch], router)
     trained = {name: unit.gradients[whole] for name, whole in names.items() if whole in unit.gradients}
@@ -144,8 +152,8 @@ def judged(weights: ModelWeights, batches: Iterable[MicroBatch], num_targets: in
     return result.loss, {name: result.gradients[gradient] for name, gradient in trained.items()}
 
 
-def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name, error in errors(found, wanted).items():
+def assert_near(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    for name, error in errors(actual, expected).items():
         assert error <= TOLERANCE, f"{name}: relative error {error}"
 
 
@@ -245,8 +253,8 @@ def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
         assert [loss.item() for loss in on_way.mtp_losses] == pytest.approx(further, rel=1e-12)
         logits = weights.logits(ids, documents)
         torch.testing.assert_close(logits, decoder.logits(ids, documents).detach(), rtol=1e-10, atol=1e-12)
-    wanted = {name: one.grad for name, one in decoder.named_parameters() if one.grad is not None}
-    assert_near(executor.gradients.found, wanted)
+    expected = {name: parameter.grad for name, parameter in decoder.named_parameters() if parameter.grad is not None}
+    assert_near(executor.gradients.found, expected)
 
 
 @pytest.mark.parametrize("structure", ["biased experts", "gpt-2", "adapters"])
@@ -324,7 +332,7 @@ def test_routers_are_biased_counted_and_penalised_each_for_itself(structure: str
     loss, gradient = auxiliary_loss(*torch.stack(list(on_way.routed.values()), dim=1).unbind())
     torch.testing.assert_close(loss, auxiliary.detach())
     executor.model.backward(on_way, dict(zip(on_way.routed, 0.7 * gradient, strict=True)))
-    assert_near(executor.gradients.found, {name: one.grad for name, one in decoder.named_parameters()})
+    assert_near(executor.gradients.found, {name: parameter.grad for name, parameter in decoder.named_parameters()})
 
 
 @pytest.mark.parametrize("structure", ["llama", "gpt-2", "multi-token prediction"])
@@ -343,15 +351,15 @@ def test_documents_packed_together_are_as_they_are_alone(structure: str, window:
         ids, targets, rows, lengths = ids[:, :7], targets[:, :7], [row[:7] for row in rows], [(4, 3), (6, 1)]
     for row, length in enumerate(lengths):
         targets[row, torch.tensor(length).cumsum(0) - 1] = IGNORE_INDEX
-    packed, alone = Executor(weights), Executor(weights)
+    packed, separate = Executor(weights), Executor(weights)
     together = packed.train(ids, targets, 10, torch.stack(rows))
     apart = [
-        alone.train(i[None], t[None], 10)
+        separate.train(i[None], t[None], 10)
         for row, length in enumerate(lengths)
         for i, t in zip(ids[row].split(length), targets[row].split(length), strict=True)
     ]
     torch.testing.assert_close(together, torch.stack(apart).sum(), rtol=1e-12, atol=0)
-    assert_near(packed.gradients.found, alone.gradients.found)
+    assert_near(packed.gradients.found, separate.gradients.found)
 
 
 def test_further_targets_stay_in_their_documents() -> None:
@@ -360,14 +368,14 @@ def test_further_targets_stay_in_their_documents() -> None:
         torch.tensor([[1, 2, 3, 4, 5]] * 2),
         torch.tensor([[IGNORE_INDEX, 3, 4, IGNORE_INDEX, 6], [2, 3, 4, 5, 6]]),
     )
-    batch, found = batch_of(ids, targets, torch.tensor([[0, 1, 1, 1, 2], [0, 0, 0, 0, 0]])), []
+    batch, shifted = batch_of(ids, targets, torch.tensor([[0, 1, 1, 1, 2], [0, 0, 0, 0, 0]])), []
     for _ in range(5):
         batch = batch.shift_to_next_token()
-        found.append((batch.ids_BT[0].tolist(), batch.targets_BT.tolist()))
+        shifted.append((batch.ids_BT[0].tolist(), batch.targets_BT.tolist()))
         assert torch.equal(batch.ids_BT[0], batch.ids_BT[1])
         assert batch.documents_BT is not None
     no = IGNORE_INDEX
-    assert found == [
+    assert shifted == [
         ([2, 3, 4, 5, 5], [[no, 4, no, no, no], [3, 4, 5, 6, no]]),
         ([3, 4, 5, 5, 5], [[no, no, no, no, no], [4, 5, 6, no, no]]),
         ([4, 5, 5, 5, 5], [[no, no, no, no, no], [5, 6, no, no, no]]),
@@ -384,15 +392,15 @@ def test_a_part_has_the_further_tokens_of_the_whole() -> None:
     targets = tokens[:, 1:].clone()
     targets[0, [2, 6]] = IGNORE_INDEX
     whole = MicroBatch(tokens[:, :-1], targets, documents)
-    own = ((0, 3), (4, 3), (9, 3))
+    own_rows = ((0, 3), (4, 3), (9, 3))
     part = whole.restrict_to(((0, 5), (4, 5), (9, 3)))
     assert (part.ids_BT.shape, part.seq_len, part.documents_BT) == ((2, 13), 12, documents)
     for _ in range(3):
-        rows = part.rows(own)
+        rows = part.rows(own_rows)
         assert rows == [(0, 3), (5, 3), (10, 3)]
-        for found, wanted in ((part.ids_BT, whole.ids_BT), (part.targets_BT, whole.targets_BT)):
-            for (row, count), (place, _) in zip(rows, own, strict=True):
-                assert torch.equal(found[:, row : row + count], wanted[:, place : place + count])
+        for part_values, whole_values in ((part.ids_BT, whole.ids_BT), (part.targets_BT, whole.targets_BT)):
+            for (row, count), (place, _) in zip(rows, own_rows, strict=True):
+                assert torch.equal(part_values[:, row : row + count], whole_values[:, place : place + count])
         whole, part = whole.shift_to_next_token(), part.shift_to_next_token()
     for places in ((3, 4), (8, 2), (11, 2)):
         with pytest.raises(ValueError, match="are required"):
@@ -414,13 +422,13 @@ def test_targets_that_are_ignored_do_not_count() -> None:
     logits = weights.logits(ids)
     targets[0, 1:] = IGNORE_INDEX
     kept = targets != IGNORE_INDEX
-    each = -logits[kept].log_softmax(dim=-1).gather(-1, targets[kept][:, None])
+    losses = -logits[kept].log_softmax(dim=-1).gather(-1, targets[kept][:, None])
     executor = Executor(weights)
-    torch.testing.assert_close(executor.train(ids, targets, 40), each.sum() / 40, rtol=1e-12, atol=0)
-    torch.testing.assert_close(executor.loss(ids, targets, 40), each.sum() / 40, rtol=1e-12, atol=0)
+    torch.testing.assert_close(executor.train(ids, targets, 40), losses.sum() / 40, rtol=1e-12, atol=0)
+    torch.testing.assert_close(executor.loss(ids, targets, 40), losses.sum() / 40, rtol=1e-12, atol=0)
     decoder = decoder_of(weights)
     decoder(ids, targets, 40).loss.backward()
-    assert_near(executor.gradients.found, {name: one.grad for name, one in decoder.named_parameters()})
+    assert_near(executor.gradients.found, {name: parameter.grad for name, parameter in decoder.named_parameters()})
 
 
 @pytest.mark.parametrize("of", [ModelWeights.logits, lambda weights, ids: Executor(weights).train(ids, ids, 8)])

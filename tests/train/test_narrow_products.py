@@ -43,7 +43,7 @@ def runs(precision: Precision) -> bool:
     return True
 
 
-RUNNABLE = [name for name, one in PRECISIONS.items() if runs(one)]
+RUNNABLE = [name for name, precision in PRECISIONS.items() if runs(precision)]
 NARROW = [name for name in RUNNABLE if PRECISIONS[name].scaling]
 
 
@@ -73,12 +73,14 @@ def losses_of_a_run_that_goes_on(precision: str, architecture: Architecture = DE
     *before, last = batches(3)
     for step, batch in enumerate(before):
         first.step([batch], SEQS * POSITIONS, 1, step)
-    for (_, _, mine), (_, _, theirs) in zip(first.checkpoint_tensors(), second.checkpoint_tensors(), strict=True):
-        theirs.copy_(mine)
+    for (_, _, source), (_, _, target) in zip(first.checkpoint_tensors(), second.checkpoint_tensors(), strict=True):
+        target.copy_(source)
     second.updater.set_steps(len(before))
     second.publish()
-    own, resumed = (float(one.step([last], SEQS * POSITIONS, 1, len(before)).loss) for one in (first, second))
-    return own, resumed
+    uninterrupted, resumed = (
+        float(engine.step([last], SEQS * POSITIONS, 1, len(before)).loss) for engine in (first, second)
+    )
+    return uninterrupted, resumed
 
 
 @cache
@@ -92,22 +94,22 @@ def final_loss(precision: str, architecture: Architecture = DENSE) -> float:
 def test_all_recipes_of_floating_point_formats_run() -> None:
     """But int8 products, and a frozen base in 4 or 8 bits."""
     refused = {"int8_aqt", "qlora_nf4", "qlora_nf4_single", "qlora_int8"}
-    assert {name for name, one in PRECISIONS.items() if not runs(one)} - {"fp64"} == refused
+    assert {name for name, precision in PRECISIONS.items() if not runs(precision)} - {"fp64"} == refused
     assert set(NARROW) >= {"fp8_current", "fp8_blockwise", "mxfp8", "nvfp4", "fp8_torchao", "fp8_torchao_rowwise"}
     assert set(NARROW) >= {"fp8_delayed", "fp8_transformer_engine"}
     assert set(RUNNABLE) >= {"fp32", "bf16", "fp16", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"}
 
 
-@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=lambda one: one.name)
+@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=lambda architecture: architecture.name)
 def test_products_with_weights_of_blocks_are_narrow_and_no_others(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[tuple[str, ...], ...]] = []
+    multiplied: list[tuple[tuple[str, ...], ...]] = []
     summed = QuantizedMatmul.multiply_in_fp32
 
-    def looked(self: QuantizedMatmul, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        seen.append((self.left, self.right))
-        return summed(self, left, right)
+    def looked(self: QuantizedMatmul, left_operand: torch.Tensor, right_operand: torch.Tensor) -> torch.Tensor:
+        multiplied.append((self.left, self.right))
+        return summed(self, left_operand, right_operand)
 
     monkeypatch.setattr(QuantizedMatmul, "multiply_in_fp32", looked)
     engine = engine_of("fp8_current", architecture)
@@ -116,27 +118,27 @@ def test_products_with_weights_of_blocks_are_narrow_and_no_others(
     for path, kind in engine.instance.units:
         unit = engine.instance.unit_instructions(path, kind).unit
         for program in (unit.forward.program, unit.backward.program):
-            for one in program.operations:
-                if isinstance(one, Contract) and is_block_product(one, unit.tensors):
-                    experts = any(unit.tensors[name].role is Role.ROUTED for name in one.inputs)
+            for operation in program.operations:
+                if isinstance(operation, Contract) and is_block_product(operation, unit.tensors):
+                    experts = any(unit.tensors[name].role is Role.ROUTED for name in operation.inputs)
                     derived += architecture.num_experts if experts else 1
-    assert len(seen) == derived > 0
-    assert all("V" not in dims for pair in seen for dims in pair)
+    assert len(multiplied) == derived > 0
+    assert all("V" not in dims for pair in multiplied for dims in pair)
 
 
 @pytest.mark.parametrize("name", NARROW)
 def test_operands_are_in_the_formats_of_the_recipe(name: str) -> None:
     """Gradients in the one, all else in the other; weights in blocks of their own."""
     engine, precision = engine_of(name), PRECISIONS[name]
-    layer = next(one for one in engine.model.layers if one.number is not None)
+    layer = next(layer for layer in engine.model.layers if layer.number is not None)
     tensors, narrow = layer.unit.unit.tensors, product_formats(precision)
     assert isinstance(layer.unit, TorchUnit)
     assert narrow is not None
     for tensor in tensors.values():
-        found = narrow.of(tensor)
-        assert found.to.name == (precision.gradient_operand if tensor.gradient_of else precision.operand)
+        operand = narrow.of(tensor)
+        assert operand.to.name == (precision.gradient_operand if tensor.gradient_of else precision.operand)
         is_weight = tensor.role is Role.WEIGHT
-        assert found.block == (narrow.scaling.weight_block if is_weight else narrow.scaling.block)
+        assert operand.block == (narrow.scaling.weight_block if is_weight else narrow.scaling.block)
 
 
 DIMS = (
@@ -149,36 +151,45 @@ DIMS = (
 SIZES = {"B": 2, "T": 20, "D": 48, "F": 80, "N": 3, "H": 16}
 
 
-@pytest.mark.parametrize("dims", DIMS, ids=["".join(one[2]) + "-" + "".join(one[0]) for one in DIMS])
+@pytest.mark.parametrize("dims", DIMS, ids=["".join(case[2]) + "-" + "".join(case[0]) for case in DIMS])
 @pytest.mark.parametrize("name", NARROW)
 def test_a_product_is_the_einsum_of_what_its_operands_stand_for(name: str, dims: tuple[tuple[str, ...], ...]) -> None:
     narrow = product_formats(PRECISIONS[name])
     assert narrow is not None
-    scaling, to, (left, right, result) = narrow.scaling, narrow.operand, dims
+    scaling, to, (left_dims, right_dims, result_dims) = narrow.scaling, narrow.operand, dims
     random = np.random.default_rng(0)
-    tensors = [random.standard_normal([SIZES[d] for d in one]).astype(np.float32) for one in (left, right)]
-    summed = [d for d in left if d in right]
+    tensors = [
+        random.standard_normal([SIZES[d] for d in dims_of_operand]).astype(np.float32)
+        for dims_of_operand in (left_dims, right_dims)
+    ]
+    summed = [d for d in left_dims if d in right_dims]
     exact = []
-    for one, own in zip(tensors, (left, right), strict=True):
-        rows = [d for d in own if d not in summed]
-        matrix = one.transpose([own.index(d) for d in (*rows, *summed)])
+    for values, operand_dims in zip(tensors, (left_dims, right_dims), strict=True):
+        rows = [d for d in operand_dims if d not in summed]
+        matrix = values.transpose([operand_dims.index(d) for d in (*rows, *summed)])
         shape = matrix.shape
         cast = quantize_blocks(matrix.reshape(int(np.prod(shape[: len(rows)])), -1), to, scaling.block, scaling.kind)
         exact.append((cast.dequantize(scaling.block).reshape(shape), (*rows, *summed)))
     letters = {d: chr(97 + i) for i, d in enumerate(SIZES)}
-    text = ",".join("".join(letters[d] for d in own) for _, own in exact) + "->" + "".join(letters[d] for d in result)
-    expected = np.einsum(text, *(one for one, _ in exact))
+    text = (
+        ",".join("".join(letters[d] for d in operand_dims) for _, operand_dims in exact)
+        + "->"
+        + "".join(letters[d] for d in result_dims)
+    )
+    expected = np.einsum(text, *(operand for operand, _ in exact))
     from shardwise.run.kernels.matmul import OperandCast
 
     operands = (OperandCast(to, scaling.block), OperandCast(to, scaling.block))
-    found = QuantizedMatmul(left, right, result, operands, scaling)(*map(torch.from_numpy, tensors))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
+    product = QuantizedMatmul(left_dims, right_dims, result_dims, operands, scaling)(*map(torch.from_numpy, tensors))
+    np.testing.assert_allclose(product.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if PRECISIONS[name].weights != "fp8"])
 def test_the_state_of_a_parameter_takes_the_bytes_of_the_recipe(name: str) -> None:
     engine = engine_of(name)
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for _, one in engine.stored_tensors()}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for _, tensor in engine.stored_tensors()
+    }
     num_params = sum(member.size for group in engine.instance.groups for member in group.members)
     assert sum(storages.values()) == bytes_per_parameter(PRECISIONS[name]) * num_params
 
@@ -193,7 +204,7 @@ WITHIN = {"nvfp4": 0.04, "fp8_nanotron": 0.06}
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [*((DENSE, name) for name in NARROW), (MOE, "fp8_blockwise")],
-    ids=lambda one: getattr(one, "name", one),
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_narrow_products_train_as_fp32(architecture: Architecture, name: str) -> None:
     expected = final_loss("fp32", architecture)

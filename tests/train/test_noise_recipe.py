@@ -28,7 +28,7 @@ def test_every_nth_step_measures_and_issues_what_that_takes() -> None:
     usual, measuring = (count_collectives(engine_instance(plan, recipe.for_step(step)), 4) for step in (1, 2))
     more = measuring - usual
     assert not usual - measuring
-    assert [(one.kind, one.axes, one.num_bytes, count) for one, count in more.items()] == [
+    assert [(collective.kind, collective.axes, collective.num_bytes, count) for collective, count in more.items()] == [
         (CollectiveKind.ALL_REDUCE, ("dp",), 4, 1)
     ]
 
@@ -47,10 +47,10 @@ def test_parts_have_the_targets_of_their_sequences(tmp_path: Path) -> None:
     write_shards(tmp_path, [[1, 2, 3, 4, 5, 6, 7]] * 40, (), vocab_size=32)
     batches = Batches(TokenShards(tmp_path), seq_len=8, batch=10, seed=2, ignore_boundaries=True)
     layout = Layout(dp=4, micro_batch_seqs=1)
-    alone = [
-        [one.num_targets for one in batches.sequences(3, replica, 4, 1)] for replica in range(4)
+    by_replica = [
+        [micro_batch.num_targets for micro_batch in batches.sequences(3, replica, 4, 1)] for replica in range(4)
     ]  # of each replica, by micro-batch
-    assert list(targets_of_parts(batches, 3, layout, 4)) == [alone[r][m] for m in range(3) for r in range(4)]
+    assert list(targets_of_parts(batches, 3, layout, 4)) == [by_replica[r][m] for m in range(3) for r in range(4)]
     together = list(targets_of_parts(batches, 3, layout, 2))
-    assert together == [alone[r][m] + alone[r + 1][m] for m in range(3) for r in (0, 2)]
+    assert together == [by_replica[r][m] + by_replica[r + 1][m] for m in range(3) for r in (0, 2)]
     assert sum(together) == batches.num_targets(3)

@@ -34,19 +34,19 @@ def test_gates_and_gradients_are_those_of_the_executor(scores: str, groups: str,
     rng, router = np.random.default_rng(1), router_of(scores, groups, normalised)
     logits, dgates = rng.standard_normal((2, B, T, E))
     gates, kept = router.route(logits, K)
-    told = {"normalised": normalised, "gating": router.gating}
+    options = {"normalised": normalised, "gating": router.gating}
     zero = torch.zeros(E, dtype=torch.float64)
-    routing = experts.route_tokens(torch.tensor(logits), K, zero, **told)
+    routing = experts.route_tokens(torch.tensor(logits), K, zero, **options)
     np.testing.assert_allclose(gates, dense(routing), rtol=1e-13, atol=0)
     by_choice = torch.tensor(dgates).flatten(0, 1).gather(-1, routing.choices)
-    given = experts.route_gradient(by_choice, routing, None, torch.float64)
-    found = router.gradient(dgates, gates, kept)
-    np.testing.assert_allclose(found, given, rtol=1e-11, atol=1e-14)
+    expected = experts.route_gradient(by_choice, routing, None, torch.float64)
+    gradient = router.gradient(dgates, gates, kept)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-11, atol=1e-14)
     leaf = torch.tensor(logits).requires_grad_()
-    by_hand = dense(plain.route(leaf.flatten(0, 1), K, zero, **told))
+    by_hand = dense(plain.route(leaf.flatten(0, 1), K, zero, **options))
     np.testing.assert_allclose(gates, by_hand.detach(), rtol=1e-13, atol=0)
     by_hand.backward(torch.tensor(dgates))
-    np.testing.assert_allclose(found, leaf.grad, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(gradient, leaf.grad, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize(("scores", "groups", "normalised"), CASES)
@@ -61,7 +61,9 @@ def test_a_token_takes_the_best_experts_of_its_best_groups(scores: str, groups: 
         scored = np.exp(token) / np.exp(token).sum() if scores == SOFTMAX else 1 / (1 + np.exp(-token))
         ballots = {group: sum(sorted(scored[group * size : (group + 1) * size])[-votes:]) for group in range(number)}
         allowed = sorted(ballots, key=lambda group: ballots[group])[-chosen:]
-        best = sorted((expert for expert in range(E) if expert // size in allowed), key=lambda one: scored[one])[-K:]
+        best = sorted((expert for expert in range(E) if expert // size in allowed), key=lambda expert: scored[expert])[
+            -K:
+        ]
         assert sorted(np.flatnonzero(row)) == sorted(best)
         total = scored[best].sum() if normalised else 1.0
         np.testing.assert_allclose(row[best], 2.5 * scored[best] / total, rtol=1e-13)

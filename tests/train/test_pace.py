@@ -37,11 +37,11 @@ def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: P
     assert run.ended() == 0, run.err
     assert (int(named[1]), named[2]) == (pids_of(out)[1], socket.gethostname())
     (event,) = [event for event in read_log(out / "log.jsonl").events if event["event"] == SLOW_EVENT]
-    (found,) = event["ranks"]
-    assert (event["step"], found["rank"], found["host"]) == (10, 1, socket.gethostname())
-    assert found["factor"] == pytest.approx(3.0, rel=0.25)
+    (slow_rank,) = event["ranks"]
+    assert (event["step"], slow_rank["rank"], slow_rank["host"]) == (10, 1, socket.gethostname())
+    assert slow_rank["factor"] == pytest.approx(3.0, rel=0.25)
     assert read_json(out / "summary.json")["slow"] == [
-        {"rank": 1, "host": socket.gethostname(), "step": 10, "factor": found["factor"]}
+        {"rank": 1, "host": socket.gethostname(), "step": 10, "factor": slow_rank["factor"]}
     ]
     assert re.search(rf"^  slow       rank 1 on {re.escape(socket.gethostname())}, at step 10 ", run.out, re.MULTILINE)
 

@@ -57,11 +57,11 @@ def trained(flags: Sequence[str], steps: Sequence[int]) -> tuple[torch.Tensor, d
     logits, losses = torch.zeros(stand_in.VOCAB, stand_in.VOCAB, dtype=torch.float64), {}
     for step in steps:
         batch = batches.batch(step - 1)
-        given = logits.clone().requires_grad_()
-        loss = stand_in.summed_loss(given, batch.inputs_BT, batch.targets_BT) / batch.num_targets
+        parameter = logits.clone().requires_grad_()
+        loss = stand_in.summed_loss(parameter, batch.inputs_BT, batch.targets_BT) / batch.num_targets
         loss.backward()
-        assert given.grad is not None
-        logits, losses[step] = logits - 5 * given.grad, float(loss.detach())
+        assert parameter.grad is not None
+        logits, losses[step] = logits - 5 * parameter.grad, float(loss.detach())
     return logits, losses
 
 
@@ -141,8 +141,8 @@ def test_what_is_not_finite_ends_a_run_of_which_nothing_else_was_said(
     inputs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(inputs, monkeypatch, {7: math.nan}) == 2
-    said = capsys.readouterr().err
-    assert "error: step 7: found a loss of nan and a norm of all gradients of nan; finite ones are required" in said
+    stderr = capsys.readouterr().err
+    assert "error: step 7: found a loss of nan and a norm of all gradients of nan; finite ones are required" in stderr
     assert [(event["event"], event["step"]) for event in log_of(inputs).events if "policy" in event] == [("stop", 7)]
 
 

@@ -26,9 +26,9 @@ def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> Non
     plans, runs = (small, plan_layout(wide, small.cluster, job, small.layout)), module.WARM_UPS + module.REPEATS
     for plan, (m, k, n) in zip(plans, ((256, 256, 256), (1024, 1024, 4096)), strict=True):
         with FlopCounterMode(display=False) as counter:
-            found = time_machine_probe(plan, world)
-        assert found.keys() == {"products", "memory"}
-        assert all(seconds > 0 for seconds in found.values())
+            seconds_by_kind = time_machine_probe(plan, world)
+        assert seconds_by_kind.keys() == {"products", "memory"}
+        assert all(seconds > 0 for seconds in seconds_by_kind.values())
         assert counter.get_total_flops() == runs * 2 * m * k * n
 
 

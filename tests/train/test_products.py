@@ -32,41 +32,47 @@ OTHERS = {
 }
 
 
-def operands(left: str, right: str) -> tuple[Tensor, Tensor]:
-    first, second = (random(*(SIZES[dim] for dim in dims), seed=seed) for seed, dims in enumerate((left, right)))
+def operands(left_dims: str, right_dims: str) -> tuple[Tensor, Tensor]:
+    first, second = (
+        random(*(SIZES[dim] for dim in dims), seed=seed) for seed, dims in enumerate((left_dims, right_dims))
+    )
     return first, second
 
 
-def made(left: str, right: str, result: str) -> Matmul | None:
-    return as_matmul(tuple(left), tuple(right), tuple(result), {d: n for d, n in SIZES.items() if d not in "BT"})
+def matmul_of(left_dims: str, right_dims: str, result_dims: str) -> Matmul | None:
+    return as_matmul(
+        tuple(left_dims), tuple(right_dims), tuple(result_dims), {d: n for d, n in SIZES.items() if d not in "BT"}
+    )
 
 
 @pytest.mark.parametrize("case", FITTING)
 def test_a_product_is_that_of_einsum(case: str) -> None:
     """Made anew, written to where it rests, or added to what is there; also of views that lie otherwise in memory."""
-    left, right, result = FITTING[case]
-    product = made(left, right, result)
+    left_dims, right_dims, result_dims = FITTING[case]
+    product = matmul_of(left_dims, right_dims, result_dims)
     assert product is not None
     for turned in (False, True):
-        first, second = operands(left, right)
+        first, second = operands(left_dims, right_dims)
         if turned:
             first, second = (x.transpose(0, -1).contiguous().transpose(0, -1) for x in (first, second))
-        wanted = torch.einsum(f"{left},{right}->{result}", first, second)
-        torch.testing.assert_close(product(first, second), wanted)
-        torch.testing.assert_close(Einsum((tuple(left), tuple(right)), tuple(result))(first, second), wanted)
+        expected = torch.einsum(f"{left_dims},{right_dims}->{result_dims}", first, second)
+        torch.testing.assert_close(product(first, second), expected)
+        torch.testing.assert_close(
+            Einsum((tuple(left_dims), tuple(right_dims)), tuple(result_dims))(first, second), expected
+        )
         for add in (False, True):
-            target = torch.ones_like(wanted) if add else torch.full_like(wanted, torch.nan)
+            target = torch.ones_like(expected) if add else torch.full_like(expected, torch.nan)
             product.into(target, first, second, add=add)
-            torch.testing.assert_close(target, wanted + add)
+            torch.testing.assert_close(target, expected + add)
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_what_is_no_matrix_product_is_none(case: str) -> None:
-    assert made(*OTHERS[case]) is None
+    assert matmul_of(*OTHERS[case]) is None
 
 
 def test_a_product_is_of_as_many_tokens_as_there_are() -> None:
-    product = made(*FITTING["to heads"])
+    product = matmul_of(*FITTING["to heads"])
     assert product is not None
     for tokens in ((0, 5), (1, 1), (3, 9)):
         assert product(random(*tokens, SIZES["D"]), random(2, 3, 4, SIZES["D"])).shape == (*tokens, 2, 3, 4)

@@ -51,7 +51,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 IDS, TARGETS = torch.randint(11, (2, 2, 7), generator=torch.Generator().manual_seed(0))
 
 
-def made(structure: str) -> ModelWeights:
+def weights_of(structure: str) -> ModelWeights:
     return initial_weights(Architecture(**{**SMALL, **STRUCTURES[structure]}), 0, torch.float64)
 
 
@@ -64,16 +64,16 @@ def gradients(executor: Executor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_gradients_are_those_without_recomputation(structure: str, policy: str) -> None:
-    weights = made(structure)
-    wanted, found = gradients(Executor(weights)), gradients(Executor(weights, policy))
-    assert found.keys() == wanted.keys()
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-12, atol=1e-15)
+    weights = weights_of(structure)
+    expected, actual = gradients(Executor(weights)), gradients(Executor(weights, policy))
+    assert actual.keys() == expected.keys()
+    for name, gradient in actual.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-15)
 
 
 def some_set(structure: str, seed: int) -> str:
     """A policy that keeps about half of what is worth keeping, by kind of layer where there are two."""
-    architecture, chance = made(structure).architecture, Random(seed)
+    architecture, chance = weights_of(structure).architecture, Random(seed)
     kinds = {}
     for kind in architecture.layer_counts:
         unit = derived_unit(scheme_of(architecture.structure), kind)
@@ -85,21 +85,21 @@ def some_set(structure: str, seed: int) -> str:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_gradients_with_any_set_of_kept_tensors_are_those_without_recomputation(structure: str, seed: int) -> None:
-    weights = made(structure)
-    wanted, found = gradients(Executor(weights)), gradients(Executor(weights, some_set(structure, seed)))
-    assert found.keys() == wanted.keys()
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-12, atol=1e-15)
+    weights = weights_of(structure)
+    expected, actual = gradients(Executor(weights)), gradients(Executor(weights, some_set(structure, seed)))
+    assert actual.keys() == expected.keys()
+    for name, gradient in actual.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("structure", ["dense", "gpt-2", "latent"])
 def test_what_a_set_leaves_out_is_run_again_and_no_more(structure: str, seed: int) -> None:
-    weights, policy = made(structure), some_set(structure, seed)
+    weights, policy = weights_of(structure), some_set(structure, seed)
     unit = derived_unit(scheme_of(weights.architecture.structure, recompute=policy), "block")
-    wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
-    for one in run_again(weights, policy):
-        assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
+    expected = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
+    for layer_counts in run_again(weights, policy):
+        assert (layer_counts["contract"], layer_counts["scan"]) == (expected["contract"], expected["scan"])
 
 
 class Operations(TorchDispatchMode):
@@ -125,9 +125,9 @@ class Operations(TorchDispatchMode):
 
 def run_again(weights: ModelWeights, policy: str, num_layers: int | None = None) -> list[Counter[str]]:
     """The operations that each layer runs again, from the last layer to the first."""
-    found = Operations()
-    gradients(Executor(weights, policy, num_layers=num_layers, recomputing=found.clock))
-    return found.slices
+    operations = Operations()
+    gradients(Executor(weights, policy, num_layers=num_layers, recomputing=operations.clock))
+    return operations.slices
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -135,15 +135,15 @@ def run_again(weights: ModelWeights, policy: str, num_layers: int | None = None)
     "structure", ["dense", "tied and biased", "gpt-2", "parallel", "post-norms", "latent", "adapters"]
 )
 def test_products_and_attention_are_run_again_as_derived(structure: str, policy: str) -> None:
-    weights = made(structure)
+    weights = weights_of(structure)
     unit = derived_unit(scheme_of(weights.architecture.structure, recompute=policy), "block")
-    wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
-    found = run_again(weights, policy)
-    assert len(found) == SMALL["num_layers"] * bool(
+    expected = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
+    layer_counts = run_again(weights, policy)
+    assert len(layer_counts) == SMALL["num_layers"] * bool(
         unit.recompute_steps
     )  # modules that the structure lacks run nothing
-    for one in found:
-        assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
+    for counts in layer_counts:
+        assert (counts["contract"], counts["scan"]) == (expected["contract"], expected["scan"])
 
 
 @pytest.mark.parametrize("bias", [(), ("router", "experts")])
@@ -152,7 +152,7 @@ def test_the_products_of_experts_are_kept(policy: str, products: int, bias: tupl
     """Run again by `full`: queries, keys, values, attention's output, the router, and up and gate of five experts."""
     weights = initial_weights(Architecture(**{**SMALL, **EXPERTS}, bias=bias), 0, torch.float64)
     down = 5 if policy == "full" else 0  # what came back from the experts is read again, so all of it is made
-    assert [one["contract"] for one in run_again(weights, policy)] == [products + down] * SMALL["num_layers"]
+    assert [counts["contract"] for counts in run_again(weights, policy)] == [products + down] * SMALL["num_layers"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -167,41 +167,41 @@ def test_the_router_chooses_alike(policy: str, monkeypatch: pytest.MonkeyPatch) 
         return routing
 
     monkeypatch.setattr(experts, "route_tokens", watched)
-    executor = Executor(random_weights(made("experts").architecture), policy)
+    executor = Executor(random_weights(weights_of("experts").architecture), policy)
     for bias in executor.model.balance_biases.values():
         bias.copy_(torch.linspace(-0.2, 0.2, len(bias)))
     gradients(executor)
     forward, again = chosen[:2], chosen[2:]
-    unit = derived_unit(scheme_of(made("experts").architecture.structure, recompute=policy), "block")
+    unit = derived_unit(scheme_of(weights_of("experts").architecture.structure, recompute=policy), "block")
     routes = any(step.operation.kind == "route" for step in unit.recompute_steps if hasattr(step, "operation"))
     assert (len(forward), len(again)) == (2, 2 * routes)
-    assert all(torch.equal(one, other) for one, other in zip(forward, reversed(again), strict=False))
+    assert all(torch.equal(first, recomputed) for first, recomputed in zip(forward, reversed(again), strict=False))
     assert not torch.equal(*forward)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, None])
 def test_the_first_layers_alone_are_run_again(num_layers: int | None) -> None:
-    weights, wanted = made("dense"), SMALL["num_layers"] if num_layers is None else num_layers
-    assert len(run_again(weights, "full", num_layers)) == wanted
+    weights, expected = weights_of("dense"), SMALL["num_layers"] if num_layers is None else num_layers
+    assert len(run_again(weights, "full", num_layers)) == expected
     executor = Executor(weights, "full", num_layers=num_layers)
     passes = executor.model.forward(batch_of(IDS, TARGETS), IDS.numel(), trains=True)
-    kept = [sum(isinstance(one, Tensor) for one in held) for held in list(passes.slots.values())[1:-1]]
+    kept = [sum(isinstance(value, Tensor) for value in slot) for slot in list(passes.slots.values())[1:-1]]
     assert kept == sorted(kept)
-    assert len(set(kept)) == (1 if wanted == SMALL["num_layers"] else 2)
+    assert len(set(kept)) == (1 if expected == SMALL["num_layers"] else 2)
 
 
 def test_without_gradients_nothing_is_run_again_or_held() -> None:
-    weights, found = made("dense"), Operations()
-    executor = Executor(weights, "selective", recomputing=found.clock)
+    weights, operations = weights_of("dense"), Operations()
+    executor = Executor(weights, "selective", recomputing=operations.clock)
     passes = executor.model.forward(batch_of(IDS, TARGETS), IDS.numel(), trains=False)
     torch.testing.assert_close(passes.loss, Executor(weights).train(IDS, TARGETS, IDS.numel()), rtol=1e-14, atol=0)
     assert not passes.slots
-    assert not found.slices
+    assert not operations.slices
     assert not executor.gradients.found
 
 
 def test_the_policy_none_runs_nothing_again() -> None:
-    assert run_again(made("dense"), "none") == []
+    assert run_again(weights_of("dense"), "none") == []
 
 
 class Ticks(TorchDispatchMode):
@@ -229,13 +229,13 @@ def test_the_seconds_of_what_is_run_again_are_added_up(
     ticks = Ticks()
     monkeypatch.setattr("shardwise.run.step_clock.time", ticks)
     layout = Layout(micro_batch_seqs=len(IDS), recompute=policy, recompute_layers=num_layers)
-    architecture = made("dense").architecture
+    architecture = weights_of("dense").architecture
     instance = RankProgram(architecture=architecture, layout=layout, precision=get_precision("fp32"))
     engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh))
     engine.initialize(0)
     engine.clock.begin()
     with ticks:
         engine.step([MicroBatch(IDS, TARGETS)], IDS.numel(), 1, 0)
-    found = engine.clock.end()
-    assert found.get("recompute") == again
-    assert (found["forward"], found["backward"]) == (3.0, 3.0)
+    seconds = engine.clock.end()
+    assert seconds.get("recompute") == again
+    assert (seconds["forward"], seconds["backward"]) == (3.0, 3.0)

@@ -105,22 +105,22 @@ STATE = ("parameters", "gradients", "master", "optimizer", "activations")
 def planned(architecture: dict[str, Any], layout: Layout, *, num_micro_batches: int = 2, **job: Any) -> Plan:
     model = Architecture(**architecture)
     num_seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches
-    asked = Job(global_batch_tokens=num_seqs * SEQ_LEN, seq_len=SEQ_LEN, loss="in_place", **job)
-    return plan_layout(model, sw.load_cluster(f"h100:{layout.num_devices}"), asked, layout)
+    training_job = Job(global_batch_tokens=num_seqs * SEQ_LEN, seq_len=SEQ_LEN, loss="in_place", **job)
+    return plan_layout(model, sw.load_cluster(f"h100:{layout.num_devices}"), training_job, layout)
 
 
 def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
-    asked = TrainingRecipe(steps=1, **recipe)
-    return compare_rehearsal(plan, asked, rehearse_rank(plan, asked, rank))
+    training_recipe = TrainingRecipe(steps=1, **recipe)
+    return compare_rehearsal(plan, training_recipe, rehearse_rank(plan, training_recipe, rank))
 
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("rank", [0, 31])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int) -> None:
-    found = rehearsed(planned(DENSE, PIPELINES[name], num_micro_batches=8), rank=rank)
-    assert found.collectives.equal, found.collectives.miscounted
-    (activations,) = (one for one in found.memory.terms if one.name == "activations")
+    rehearsal = rehearsed(planned(DENSE, PIPELINES[name], num_micro_batches=8), rank=rank)
+    assert rehearsal.collectives.equal, rehearsal.collectives.miscounted
+    (activations,) = (term for term in rehearsal.memory.terms if term.name == "activations")
     assert activations.is_within(REHEARSAL_TOLERANCE), activations
 
 
@@ -128,11 +128,11 @@ def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     architecture, layout = CASES[name]
-    found = rehearsed(planned(architecture, layout), rank=77)
-    assert found.collectives.found > 0
-    assert found.collectives.equal, found.collectives.miscounted
-    assert {one.name for one in found.terms} >= {*STATE, "peak"}
-    assert found.failed_terms == ()
+    rehearsal = rehearsed(planned(architecture, layout), rank=77)
+    assert rehearsal.collectives.found > 0
+    assert rehearsal.collectives.equal, rehearsal.collectives.miscounted
+    assert {term.name for term in rehearsal.terms} >= {*STATE, "peak"}
+    assert rehearsal.failed_terms == ()
 
 
 @pytest.mark.thinned(8)
@@ -155,11 +155,11 @@ def test_what_is_gathered_at_the_peak_but_for_the_norms(
     """Gradients of a tied head stay whole until the embedding's are there, if the stage has it; those of another arrive when its
     weights have left. A stage without a head has neither; with many words its peak is where the embedding's arrive."""
     model = {**DENSE, "vocab_size": vocab_size, "tied_embeddings": tied}
-    found = rehearsed(planned(model, layout, num_micro_batches=4), rank=rank)
-    (gathered,) = (one for one in found.terms if one.name == "gathered")
+    rehearsal = rehearsed(planned(model, layout, num_micro_batches=4), rank=rank)
+    (gathered,) = (term for term in rehearsal.terms if term.name == "gathered")
     assert gathered.predicted
     assert gathered.is_within(1e-3), gathered
-    (peak,) = (one for one in found.terms if one.name == "peak")
+    (peak,) = (term for term in rehearsal.terms if term.name == "peak")
     assert peak.is_within(REHEARSAL_TOLERANCE if layout.pp > 1 else 1e-3), peak
 
 
@@ -177,40 +177,40 @@ def test_operands_of_narrow_products_are_kept_as_they_are(name: str) -> None:
     """Which a plan of Shardwise's own stack says too; that of software that keeps casts is no price of a run of `train`."""
     architecture, layout = NARROW[name]
     plan = planned(architecture, layout, precision=name)
-    found = rehearsed(plan, rank=5)
-    assert found.collectives.equal, found.collectives.miscounted
+    rehearsal = rehearsed(plan, rank=5)
+    assert rehearsal.collectives.equal, rehearsal.collectives.miscounted
     # Emulated products of a small model have more workspace than what it saves, and so their peak is elsewhere.
-    assert {one.name for one in found.failed_terms} <= {"peak", "gathered"}
-    (remark,) = found.remarks
+    assert {term.name for term in rehearsal.failed_terms} <= {"peak", "gathered"}
+    (remark,) = rehearsal.remarks
     assert "keeps what products in fp8 take as it is" in remark
-    (activations,) = (one for one in found.terms if one.name == "activations")
+    (activations,) = (term for term in rehearsal.terms if term.name == "activations")
     assert activations.predicted != pytest.approx(plan.estimate.memory["activations"], rel=REHEARSAL_TOLERANCE)
     cluster = with_calibration(plan.cluster, published_calibration("h100", get_stack("shardwise")))
-    own = plan_layout(plan.model, cluster, plan.job, layout)
-    assert own.estimate.memory["activations"] == activations.predicted
-    assert list(cast_remarks(own, TrainingRecipe(steps=1))) == []
+    cast_plan = plan_layout(plan.model, cluster, plan.job, layout)
+    assert cast_plan.estimate.memory["activations"] == activations.predicted
+    assert list(cast_remarks(cast_plan, TrainingRecipe(steps=1))) == []
 
 
 def test_llama_3_8b_on_1024_ranks() -> None:
     layout = Layout(tp=8, fsdp=128, zero_stage=3, sequence_parallel=True, micro_batch_seqs=2, recompute="selective")
     job = Job(global_batch_tokens=2**21, seq_len=8192, loss="in_place")
     plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:1024"), job, layout)
-    found = rehearsed(plan, rank=1000)
-    assert found.ok, found
-    assert (found.ranks, found.rehearsed.rank, found.rehearsed.num_micro_batches) == (1024, 1000, 1)
-    assert found.collectives.found == 561
+    rehearsal = rehearsed(plan, rank=1000)
+    assert rehearsal.ok, rehearsal
+    assert (rehearsal.ranks, rehearsal.rehearsed.rank, rehearsal.rehearsed.num_micro_batches) == (1024, 1000, 1)
+    assert rehearsal.collectives.found == 561
     assert (
         engine_instance(plan, TrainingRecipe(steps=1)).local_vocab_size == 128256 // 8
     )  # by which logits are told from workspace
-    (logits,) = (one for one in found.terms if one.name == "logits")
+    (logits,) = (term for term in rehearsal.terms if term.name == "logits")
     assert logits.compared_bytes == logits.predicted == 2 * 8192 * 128256 // 8 * 2
 
 
 def test_of_many_micro_batches_some_are_run() -> None:
     plan = planned(DENSE, Layout(dp=128, tp=2), num_micro_batches=64)
-    found = rehearsed(plan)
-    assert (found.rehearsed.num_micro_batches, found.planned_micro_batches) == (MAX_MICRO_BATCHES, 64)
-    assert found.collectives.equal
+    rehearsal = rehearsed(plan)
+    assert (rehearsal.rehearsed.num_micro_batches, rehearsal.planned_micro_batches) == (MAX_MICRO_BATCHES, 64)
+    assert rehearsal.collectives.equal
 
 
 @pytest.mark.parametrize("recipe", [{"reduction": "after"}, {"bucket_bytes": 2**20}, {"respect_documents": True}])
@@ -227,16 +227,19 @@ def test_a_recipe_changes_what_is_planned_and_what_is_done_alike(recipe: dict[st
 def test_the_groups_of_a_rank_are_those_of_the_whole_world(rank: int) -> None:
     layout = Layout(tp=4, cp=2, fsdp=32, zero_stage=3, sequence_parallel=True)
     plan = planned(DENSE, layout)
-    seen, mesh = rehearse_rank(plan, TrainingRecipe(steps=1), rank), engine_instance(plan, TrainingRecipe(steps=1)).mesh
+    rehearsal, mesh = (
+        rehearse_rank(plan, TrainingRecipe(steps=1), rank),
+        engine_instance(plan, TrainingRecipe(steps=1)).mesh,
+    )
     coordinates = list(mesh.coordinates())
-    assert seen.coordinate == coordinates[rank]
-    assert len(seen.groups) > 2
-    for axes, ranks in seen.groups.items():
+    assert rehearsal.coordinate == coordinates[rank]
+    assert len(rehearsal.groups) > 2
+    for axes, ranks in rehearsal.groups.items():
         alike = [
-            other for other, at in enumerate(coordinates)
+            peer for peer, at in enumerate(coordinates)
             if all(at[axis] == coordinates[rank][axis] for axis in mesh.names if axis not in axes)
         ]  # fmt: skip
-        assert list(ranks) == sorted(alike, key=lambda other: mesh.position(coordinates[other], axes))
+        assert list(ranks) == sorted(alike, key=lambda peer: mesh.position(coordinates[peer], axes))
 
 
 def test_nothing_is_left_of_a_rehearsal() -> None:
@@ -256,11 +259,11 @@ def test_a_collective_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         MeshCollectives,
         "sum_and_wait",
-        lambda own, values, axes: values if values.ndim == 0 else sum_now(own, values, axes),
+        lambda collectives, values, axes: values if values.ndim == 0 else sum_now(collectives, values, axes),
     )
-    found = rehearsed(plan)
-    assert not found.ok
-    (missing,) = found.collectives.miscounted
+    rehearsal = rehearsed(plan)
+    assert not rehearsal.ok
+    (missing,) = rehearsal.collectives.miscounted
     assert (str(missing.issued.kind), missing.issued.num_bytes) == ("all_reduce", 4)
     assert (missing.planned, missing.found) == (2, 0)  # the loss and the norm
 
@@ -270,11 +273,13 @@ def test_a_collective_in_another_format_is_seen(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         MeshCollectives,
         "all_gather",
-        lambda own, whole, part, axes, *carries: gather(own, whole.float(), part.float(), axes, *carries),
+        lambda collectives, whole, part, axes, *carries: gather(
+            collectives, whole.float(), part.float(), axes, *carries
+        ),
     )
-    found = rehearsed(plan)
-    assert not found.collectives.equal
-    assert {one.issued.dtype for one in found.collectives.miscounted} == {"bf16", "fp32"}
+    rehearsal = rehearsed(plan)
+    assert not rehearsal.collectives.equal
+    assert {miscount.issued.dtype for miscount in rehearsal.collectives.miscounted} == {"bf16", "fp32"}
 
 
 def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,15 +288,15 @@ def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyP
     assert rehearsed(plan).failed_terms == ()
     kept: list[Tensor] = []
 
-    def keeping(self: Attention, q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    def keeping(self: Attention, q: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
         kept.append(q.clone())
-        return forward(self, q, *others)
+        return forward(self, q, *operands)
 
     monkeypatch.setattr(Attention, "forward", keeping)
-    found = rehearsed(plan)
-    assert found.collectives.equal
-    assert {one.name for one in found.failed_terms} == {"activations", "peak"}
-    assert not found.ok
+    rehearsal = rehearsed(plan)
+    assert rehearsal.collectives.equal
+    assert {term.name for term in rehearsal.failed_terms} == {"activations", "peak"}
+    assert not rehearsal.ok
 
 
 def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,9 +304,9 @@ def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         "shardwise.run.parallel.flat_parameters.FlatParameterGroup.release", lambda self: setattr(self, "whole", False)
     )
-    found = rehearsed(plan)
-    assert not found.ok
-    assert [one.name for one in found.failed_terms] == ["gathered", "peak"]
+    rehearsal = rehearsed(plan)
+    assert not rehearsal.ok
+    assert [term.name for term in rehearsal.failed_terms] == ["gathered", "peak"]
 
 
 def test_a_second_copy_of_the_gradients_made_with_the_engine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,13 +40,13 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def theirs(version: str, own: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def transformers_layer(version: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A layer of `transformers` with random weights and a bias of the choice, and what its config says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         configs = importlib.import_module(f"transformers.models.deepseek_{version}.configuration_deepseek_{version}")
         code = importlib.import_module(f"transformers.models.deepseek_{version}.modeling_deepseek_{version}")
-        config = getattr(configs, f"Deepseek{version.upper()}Config")(**{**SIZES, **own})
+        config = getattr(configs, f"Deepseek{version.upper()}Config")(**{**SIZES, **settings})
         config._experts_implementation = "eager"
         layer = getattr(code, f"Deepseek{version.upper()}" + ("Moe" if version == "v2" else "MoE"))(config).double()
     for seed, weight in enumerate(layer.parameters()):
@@ -71,14 +71,14 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_is_that_of_transformers(name: str) -> None:
-    version, own = CASES[name]
-    layer, config = theirs(version, own)
+    version, settings = CASES[name]
+    layer, config = transformers_layer(version, settings)
     numerics = numerics_of(version, config)
-    assert not [one for one in numerics.unread if "rout" in one or "topk" in one]
+    assert not [key for key in numerics.unread if "rout" in key or "topk" in key]
     x, dy = random(B, T, D, seed=7).requires_grad_(), random(B, T, D, seed=8)
-    wanted = layer.experts(x.view(-1, D), *reversed(layer.gate(x)[1:])).view_as(x)
+    expected = layer.experts(x.view(-1, D), *reversed(layer.gate(x)[1:])).view_as(x)
     dx, drouter, dup, ddown = torch.autograd.grad(
-        wanted, [x, layer.gate.weight, layer.experts.gate_up_proj, layer.experts.down_proj], dy
+        expected, [x, layer.gate.weight, layer.experts.gate_up_proj, layer.experts.down_proj], dy
     )
     bias = layer.gate.e_score_correction_bias if version == "v3" else torch.zeros(E, dtype=torch.float64)
     y, router = x.detach(), layer.gate.weight.detach()
@@ -87,31 +87,39 @@ def test_a_layer_is_that_of_transformers(name: str) -> None:
     )
     sent = experts.dispatch(y, routing).requires_grad_()
     gate_up, down = (
-        one.detach().clone().requires_grad_() for one in (layer.experts.gate_up_proj, layer.experts.down_proj)
+        weight.detach().clone().requires_grad_() for weight in (layer.experts.gate_up_proj, layer.experts.down_proj)
     )
-    made = through(sent, routing, gate_up, down)
-    torch.testing.assert_close(experts.combine(routing, made.detach()), wanted.detach(), rtol=1e-12, atol=1e-12)
-    gradients = torch.autograd.grad(made, [sent, gate_up, down], experts.combine_dx(dy, routing))
-    dlogits = experts.route_gradient(experts.combine_dgates(dy, made.detach(), routing), routing, None, torch.float64)
-    found = experts.dispatch_dx(gradients[0], routing) + dlogits @ router
-    for one, other in zip(
-        (found, dlogits.flatten(0, 1).t() @ y.flatten(0, 1), *gradients[1:]), (dx, drouter, dup, ddown), strict=True
+    expert_outputs = through(sent, routing, gate_up, down)
+    torch.testing.assert_close(
+        experts.combine(routing, expert_outputs.detach()), expected.detach(), rtol=1e-12, atol=1e-12
+    )
+    gradients = torch.autograd.grad(expert_outputs, [sent, gate_up, down], experts.combine_dx(dy, routing))
+    dlogits = experts.route_gradient(
+        experts.combine_dgates(dy, expert_outputs.detach(), routing), routing, None, torch.float64
+    )
+    dx_by_rows = experts.dispatch_dx(gradients[0], routing) + dlogits @ router
+    for actual, reference in zip(
+        (dx_by_rows, dlogits.flatten(0, 1).t() @ y.flatten(0, 1), *gradients[1:]),
+        (dx, drouter, dup, ddown),
+        strict=True,
     ):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(actual, reference, rtol=1e-10, atol=1e-12)
 
 
 def through(rows: Tensor, routing: experts.TokenRouting, gate_up: Tensor, down: Tensor) -> Tensor:
     """Each expert's rows through its matrices."""
     parts = zip(rows.split(routing.sizes), gate_up, down, strict=True)
-    both = ((F.linear(part, one).chunk(2, dim=-1), other) for part, one, other in parts)
-    return torch.cat([F.linear(F.silu(gate) * up, other) for (gate, up), other in both])
+    activations = (
+        (F.linear(part, gate_up_weight).chunk(2, dim=-1), down_weight) for part, gate_up_weight, down_weight in parts
+    )
+    return torch.cat([F.linear(F.silu(gate) * up, down_weight) for (gate, up), down_weight in activations])
 
 
 @pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("name", ["v3", "v2"])
 def test_a_token_goes_to_few_groups(name: str) -> None:
-    version, own = CASES[name]
-    gating = numerics_of(version, theirs(version, own)[1]).gating
+    version, settings = CASES[name]
+    gating = numerics_of(version, transformers_layer(version, settings)[1]).gating
     routing = experts.route_tokens(random(B, T, E, seed=3), K, torch.zeros(E), normalised=True, gating=gating)
     groups = [set((row // (E // gating.groups)).tolist()) for row in routing.choices]
     assert max(map(len, groups)) == gating.chosen_groups == 2

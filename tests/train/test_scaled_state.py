@@ -49,26 +49,26 @@ LM, NANOTRON = PRECISIONS["fp8_lm_o3"], PRECISIONS["fp8_nanotron"]
 
 def values(size: int, seed: int = 0) -> torch.Tensor:
     random = np.random.default_rng(seed)
-    found = random.standard_normal(size) * np.exp2(random.uniform(-20, 2, size))
-    return torch.from_numpy(found.astype(np.float32))
+    spread = random.standard_normal(size) * np.exp2(random.uniform(-20, 2, size))
+    return torch.from_numpy(spread.astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.values())
 def test_elements_and_scale_are_those_of_the_reference(dtype: torch.dtype) -> None:
-    given = values(5000)
-    found = ScaledTensor.zeros(len(given), dtype, CPU).copy_(given)
-    expected = quantize_blocks(given.numpy()[None], NUMBER_FORMATS[NAMES[dtype]], WHOLE_MATRIX, "fp32")
-    assert found.elements.float().numpy().tobytes() == expected.elements.tobytes()
-    assert found.scale.numpy().tobytes() == expected.scales.tobytes()
+    source = values(5000)
+    scaled = ScaledTensor.zeros(len(source), dtype, CPU).copy_(source)
+    expected = quantize_blocks(source.numpy()[None], NUMBER_FORMATS[NAMES[dtype]], WHOLE_MATRIX, "fp32")
+    assert scaled.elements.float().numpy().tobytes() == expected.elements.tobytes()
+    assert scaled.scale.numpy().tobytes() == expected.scales.tobytes()
     stood_for = expected.elements[0] * expected.scales[0]
-    assert found.to(torch.float32).numpy().tobytes() == stood_for.tobytes()
+    assert scaled.to(torch.float32).numpy().tobytes() == stood_for.tobytes()
 
 
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.values())
 def test_the_size_of_all_values_does_not_matter_nor_do_zeros(dtype: torch.dtype) -> None:
     """Squares of gradients may be 1e-18 all of them."""
-    given = values(100)
-    plain, small = (ScaledTensor.zeros(100, dtype, CPU).copy_(given * factor) for factor in (1.0, 2.0**-60))
+    source = values(100)
+    plain, small = (ScaledTensor.zeros(100, dtype, CPU).copy_(source * factor) for factor in (1.0, 2.0**-60))
     assert torch.equal(plain.elements.float(), small.elements.float())
     assert torch.equal(plain.to(torch.float32) * 2.0**-60, small.to(torch.float32))
     assert torch.equal(ScaledTensor.zeros(3, dtype, CPU).copy_(torch.zeros(3)).to(torch.float32), torch.zeros(3))
@@ -76,86 +76,86 @@ def test_the_size_of_all_values_does_not_matter_nor_do_zeros(dtype: torch.dtype)
 
 @pytest.mark.parametrize("strange", [torch.inf, -torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so(strange: float) -> None:
-    given = values(10).index_fill(0, torch.tensor([3]), strange)
-    assert not ScaledTensor.zeros(10, E4M3, CPU).copy_(given).to(torch.float32)[3].isfinite()
+    source = values(10).index_fill(0, torch.tensor([3]), strange)
+    assert not ScaledTensor.zeros(10, E4M3, CPU).copy_(source).to(torch.float32)[3].isfinite()
 
 
 def num_scales(engine: TrainingEngine) -> int:
     """Of matrices at rest, gradients, and moments in FP8 or fp16."""
-    members = [one for group in engine.instance.groups for one in group.members]
+    members = [member for group in engine.instance.groups for member in group.members]
     views = {name: view for group in engine.groups for name, view in group.views.items()}
     matrices = sum(view.scales.numel() for view in views.values() if isinstance(view, TiledWeight))
     return matrices + 3 * len(members)
 
 
-@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=lambda one: one.name)
-@pytest.mark.parametrize("precision", [LM, NANOTRON], ids=lambda one: one.name)
+@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=lambda architecture: architecture.name)
+@pytest.mark.parametrize("precision", [LM, NANOTRON], ids=lambda precision: precision.name)
 def test_state_takes_the_bytes_of_the_plan(precision: Precision, architecture: Architecture) -> None:
     """But for scales; matrices of blocks have the bytes of S1's table, and all else a byte more, its weights in bf16."""
     engine = engine_of(precision.name, architecture)
-    storages = {one.untyped_storage().data_ptr(): (term, one) for term, one in engine.stored_tensors()}
+    storages = {tensor.untyped_storage().data_ptr(): (term, tensor) for term, tensor in engine.stored_tensors()}
     measured, scales = Counter[str](), 0
-    for term, one in storages.values():
-        is_scale = one.dtype == torch.float32 and one.numel() <= MOST_SCALES
-        scales += one.numel() if is_scale else 0
-        measured[term] += 0 if is_scale else one.untyped_storage().nbytes()
+    for term, tensor in storages.values():
+        is_scale = tensor.dtype == torch.float32 and tensor.numel() <= MOST_SCALES
+        scales += tensor.numel() if is_scale else 0
+        measured[term] += 0 if is_scale else tensor.untyped_storage().nbytes()
     job = Job(global_batch_tokens=SEQS * POSITIONS, seq_len=POSITIONS, precision=precision.name)
     planned = estimate(Problem(architecture, load_cluster("h100:1"), job), Layout(micro_batch_seqs=SEQS)).memory
     assert dict(measured) == {term: planned[term] for term in measured}
-    members = [one for group in engine.instance.groups for one in group.members]
+    members = [member for group in engine.instance.groups for member in group.members]
     views = {name: view for group in engine.groups for name, view in group.views.items()}
-    by_products = sum(one.size for one in members if isinstance(views[one.parameter.name], TiledWeight))
-    every, width = sum(one.size for one in members), bytes_per_parameter(precision)
+    by_products = sum(member.size for member in members if isinstance(views[member.parameter.name], TiledWeight))
+    every, width = sum(member.size for member in members), bytes_per_parameter(precision)
     assert every > by_products > every / 2
     assert measured.total() == by_products * width + (every - by_products) * (width + 1)
     assert scales == num_scales(engine)
 
 
-def given_and_resting(engine: TrainingEngine) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    found = {}
+def reduced_and_stored(engine: TrainingEngine) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    pairs = {}
     for group in engine.reducer.groups:
         assert group.staging is not None
         for name, member in group.members.items():
             kept = group.staging.scaled[name]
-            found[name] = kept.to(torch.float32), group.flat.view(group.flat.gradients, member).flatten().clone()
-    return found
+            pairs[name] = kept.to(torch.float32), group.flat.view(group.flat.gradients, member).flatten().clone()
+    return pairs
 
 
 def test_gradients_are_rounded_before_they_are_added_up() -> None:
     """Of one micro-batch what is added up is what rests in E4M3."""
     engine, plain = engine_of("fp8_nanotron"), engine_of("fp8_deepseek_v3")
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    engine.gradients_ended = lambda: seen.update(given_and_resting(engine))
+    gradients: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    engine.gradients_ended = lambda: gradients.update(reduced_and_stored(engine))
     batch = next(batches(1))
-    for one in (engine, plain):
-        one.step([batch], SEQS * POSITIONS, 1, 0)
-    assert len(seen) > 10
-    for given, resting in seen.values():
-        assert torch.equal(given, resting)
-        assert len(given.unique()) <= 2 * 127 + 1
+    for trainer in (engine, plain):
+        trainer.step([batch], SEQS * POSITIONS, 1, 0)
+    assert len(gradients) > 10
+    for reduced, stored in gradients.values():
+        assert torch.equal(reduced, stored)
+        assert len(reduced.unique()) <= 2 * 127 + 1
     assert all(group.staging is not None and not group.staging.scaled for group in plain.reducer.groups)
 
 
 def test_of_two_micro_batches_the_sum_is_in_the_format_of_sums() -> None:
     engine = engine_of("fp8_nanotron")
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    engine.gradients_ended = lambda: seen.update(given_and_resting(engine))
+    gradients: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    engine.gradients_ended = lambda: gradients.update(reduced_and_stored(engine))
     engine.step(batches(2), 2 * SEQS * POSITIONS, 2, 0)
-    assert any(len(resting.unique()) > 2 * 127 + 1 for _, resting in seen.values())
+    assert any(len(stored.unique()) > 2 * 127 + 1 for _, stored in gradients.values())
 
 
 def test_moments_rest_in_the_formats_of_the_recipe() -> None:
-    found = {}
+    dtypes = {}
     for name in (LM.name, NANOTRON.name):
         engine = engine_of(name)
         for step, batch in enumerate(batches(2)):
             engine.step([batch], SEQS * POSITIONS, 1, step)
-        found[name] = {
+        dtypes[name] = {
             moment: tensor.dtype for moment, _, tensor in engine.checkpoint_tensors() if not moment.count("_scales")
         }
     first, second = ("exp_avg", "exp_avg_sq")
-    assert found[LM.name] == {"model": torch.float16, first: E4M3, second: torch.float16}
-    assert found[NANOTRON.name] == {"model": torch.bfloat16, first: E4M3, second: E5M2}
+    assert dtypes[LM.name] == {"model": torch.float16, first: E4M3, second: torch.float16}
+    assert dtypes[NANOTRON.name] == {"model": torch.bfloat16, first: E4M3, second: E5M2}
 
 
 def test_a_master_copy_in_bf16_is_what_nanotrons_recipe_trains_worse_by() -> None:
@@ -180,7 +180,10 @@ def test_a_run_goes_on_from_its_pieces_bit_by_bit(name: str) -> None:
 def test_a_scale_has_its_place_among_those_of_other_parts() -> None:
     """Of 5 x 4 in parts of 3 x 2, the last ones of a row smaller, that of the part of the third quarter."""
     (member, *_) = (
-        one for group in engine_of(LM.name).instance.groups for one in group.members if len(one.global_shape) == 2
+        member
+        for group in engine_of(LM.name).instance.groups
+        for member in group.members
+        if len(member.global_shape) == 2
     )
     part = GroupMember(member.parameter, (5, 4), (3, 2), 0)
     window = Box((3, 0), (2, 2))

@@ -20,18 +20,30 @@ def test_parts_are_together_the_whole(words: int, parts: int, cap: float | None)
     logits = torch.randn(SEQS, POSITIONS, words, generator=generator, dtype=torch.float64) - (0.0 if cap else 1e3)
     targets = torch.randint(words, (SEQS, POSITIONS), generator=generator)
     targets[0, 1] = IGNORE_INDEX
-    held = torch.nn.functional.pad(logits, (0, parts * width - words), value=PADDING).split(width, dim=-1)
-    held = tuple(one.clone() for one in held)
-    own = [
+    shards = torch.nn.functional.pad(logits, (0, parts * width - words), value=PADDING).split(width, dim=-1)
+    shards = tuple(shard.clone() for shard in shards)
+    rank_losses = [
         VocabParallelCrossEntropy(place * width, sorted((0, words - place * width, width))[1], cap)
         for place in range(parts)
     ]
-    largest = torch.stack([one.largest(part) for one, part in zip(own, held, strict=True)]).amax(dim=0)
-    total = torch.stack([one.local_sum_exp(part, largest) for one, part in zip(own, held, strict=True)]).sum(dim=0)
-    target = torch.stack([one.target_logit(part, targets) for one, part in zip(own, held, strict=True)]).sum(dim=0)
-    losses = [one.loss(total, largest, target, targets, SCALE) for one in own]
-    found = torch.cat([one.gradient(p, largest, total, targets, SCALE) for one, p in zip(own, held, strict=True)], -1)
-    wanted = cross_entropy(logits, targets, SCALE, cap, replace=True)  # logits are their gradient from here on
-    torch.testing.assert_close(torch.stack(losses), wanted.expand(parts), rtol=1e-12, atol=0)
-    torch.testing.assert_close(found[..., :words], logits, rtol=1e-10, atol=1e-14)
-    assert not found[..., words:].any()
+    largest = torch.stack([rank_loss.largest(part) for rank_loss, part in zip(rank_losses, shards, strict=True)]).amax(
+        dim=0
+    )
+    total = torch.stack(
+        [rank_loss.local_sum_exp(part, largest) for rank_loss, part in zip(rank_losses, shards, strict=True)]
+    ).sum(dim=0)
+    target = torch.stack(
+        [rank_loss.target_logit(part, targets) for rank_loss, part in zip(rank_losses, shards, strict=True)]
+    ).sum(dim=0)
+    losses = [rank_loss.loss(total, largest, target, targets, SCALE) for rank_loss in rank_losses]
+    gradient = torch.cat(
+        [
+            rank_loss.gradient(part, largest, total, targets, SCALE)
+            for rank_loss, part in zip(rank_losses, shards, strict=True)
+        ],
+        -1,
+    )
+    expected = cross_entropy(logits, targets, SCALE, cap, replace=True)  # logits are their gradient from here on
+    torch.testing.assert_close(torch.stack(losses), expected.expand(parts), rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient[..., :words], logits, rtol=1e-10, atol=1e-14)
+    assert not gradient[..., words:].any()

@@ -82,11 +82,11 @@ def build_product(recipe: str, layout: str) -> tuple[QuantizedMatmul, list[Any]]
     formats = product_formats(get_precision(recipe))
     assert formats is not None
     sizes = {"B": TOKENS[0], "T": TOKENS[1], "D": WIDTH, "F": HIDDEN}
-    left, right, result = LAYOUTS[layout]
+    left_dims, right_dims, result_dims = LAYOUTS[layout]
     generator = torch.Generator().manual_seed(1)
     operands: list[Any] = []
     casts = []
-    for dims in (left, right):
+    for dims in (left_dims, right_dims):
         is_weight, is_gradient = dims == ("D", "F"), dims == ("B", "T", "F")
         values = torch.randn([sizes[dim] for dim in dims], generator=generator)
         values = (values * torch.exp2(4 * torch.randn(values.shape[-1], generator=generator))).bfloat16()
@@ -98,7 +98,7 @@ def build_product(recipe: str, layout: str) -> tuple[QuantizedMatmul, list[Any]]
         else:
             operands.append(values)
     scales = FixedScales() if formats.scaling.is_delayed else None
-    return QuantizedMatmul(left, right, result, (casts[0], casts[1]), formats.scaling, scales), operands
+    return QuantizedMatmul(left_dims, right_dims, result_dims, (casts[0], casts[1]), formats.scaling, scales), operands
 
 
 def operand_cast(formats: ProductFormats, *, is_weight: bool, is_gradient: bool) -> Any:

@@ -38,18 +38,18 @@ def values(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def tiled(weight: torch.Tensor, num_stacked: int, num_rows: int) -> TiledWeight:
-    found = TiledWeight.zeros(weight.shape, num_stacked, num_rows, E4M3, TILE, torch.device("cpu"))
-    found.store(weight)
-    return found
+    stored = TiledWeight.zeros(weight.shape, num_stacked, num_rows, E4M3, TILE, torch.device("cpu"))
+    stored.store(weight)
+    return stored
 
 
 def test_tiles_are_those_of_the_reference() -> None:
     weight = values(3, 100, 150)
-    found = tiled(weight, 1, 1)
-    for matrix, one in zip(weight, found, strict=True):
+    tiles = tiled(weight, 1, 1)
+    for matrix, tile in zip(weight, tiles, strict=True):
         expected = quantize_blocks(matrix.numpy(), E4M3, TILE.weight_block, TILE.kind)
-        assert one.elements.float().numpy().tobytes() == expected.elements.tobytes()
-        assert one.scales.numpy().tobytes() == expected.scales.tobytes()
+        assert tile.elements.float().numpy().tobytes() == expected.elements.tobytes()
+        assert tile.scales.numpy().tobytes() == expected.scales.tobytes()
 
 
 # A weight's dims, how many of them are rows, and the products that take it: forward, and back to its input.
@@ -65,15 +65,15 @@ SIZES = {"B": 20, "D": 192, "F": 160, "N": 3, "H": 64}
 def test_products_take_a_tiled_weight_as_they_cast_the_one_that_it_is_of(name: str) -> None:
     dims, num_rows, ends = PRODUCTS[name]
     weight = values(*(SIZES[dim] for dim in dims))
-    for given, result in (ends, ends[::-1]):
+    for input_dims, output_dims in (ends, ends[::-1]):
         product = QuantizedMatmul(
-            given, dims, result, (OperandCast(E4M3, TILE.block), OperandCast(E4M3, TILE.weight_block)), TILE
+            input_dims, dims, output_dims, (OperandCast(E4M3, TILE.block), OperandCast(E4M3, TILE.weight_block)), TILE
         )
-        x = values(*(SIZES[dim] for dim in given), seed=1)
-        found = product(x, tiled(weight, 0, num_rows))
-        assert torch.equal(found, product(x, weight))
-        assert found.shape == torch.Size(SIZES[dim] for dim in result)
-        turned = QuantizedMatmul(dims, given, result, product.operands[::-1], TILE)
+        x = values(*(SIZES[dim] for dim in input_dims), seed=1)
+        output = product(x, tiled(weight, 0, num_rows))
+        assert torch.equal(output, product(x, weight))
+        assert output.shape == torch.Size(SIZES[dim] for dim in output_dims)
+        turned = QuantizedMatmul(dims, input_dims, output_dims, product.operands[::-1], TILE)
         assert torch.equal(turned(tiled(weight, 0, num_rows), x), turned(weight, x))
 
 
@@ -85,29 +85,31 @@ def test_experts_take_their_matrices_of_a_stack(exchanged: bool) -> None:
     rows = values(20, plain.shape[1], seed=1)
     operands = OperandCast(E4M3, TILE.block), OperandCast(E4M3, TILE.weight_block)
     product = QuantizedMatmul(("rows", "D"), ("D", "M"), ("rows", "M"), operands, TILE)
-    for one, other in zip(stack.transpose(1, 2) if exchanged else stack, plain, strict=True):
-        assert one.shape == other.shape
-        assert torch.equal(product(rows, one), product(rows, other))
+    for tile, matrix in zip(stack.transpose(1, 2) if exchanged else stack, plain, strict=True):
+        assert tile.shape == matrix.shape
+        assert torch.equal(product(rows, tile), product(rows, matrix))
 
 
-@pytest.mark.parametrize("architecture", [WIDE, ROUTED], ids=lambda one: one.name)
+@pytest.mark.parametrize("architecture", [WIDE, ROUTED], ids=lambda architecture: architecture.name)
 def test_state_takes_the_bytes_of_the_plan(architecture: Architecture) -> None:
     """Matrices of blocks 15 for each parameter and four for each tile, all else 16."""
     precision, layout = PRECISIONS["fp8_deepseek_v3"], Layout(micro_batch_seqs=SEQS)
     engine = engine_of("fp8_deepseek_v3", architecture)
     measured: dict[str, int] = {}
     storages = {
-        one.untyped_storage().data_ptr(): (term, one.untyped_storage().nbytes())
-        for term, one in engine.stored_tensors()
+        tensor.untyped_storage().data_ptr(): (term, tensor.untyped_storage().nbytes())
+        for term, tensor in engine.stored_tensors()
     }
     for term, num_bytes in storages.values():
         measured[term] = measured.get(term, 0) + num_bytes
     job = Job(global_batch_tokens=SEQS * POSITIONS, seq_len=POSITIONS, precision=precision.name)
     planned = estimate(Problem(architecture, load_cluster("h100:1"), job), layout).memory
     assert measured == {term: planned[term] for term in measured}
-    members = [one for group in engine.instance.groups for one in group.members]
-    by_products = sum(one.size for one in members if isinstance(engine_view(engine, one.parameter.name), TiledWeight))
-    every = sum(one.size for one in members)
+    members = [member for group in engine.instance.groups for member in group.members]
+    by_products = sum(
+        member.size for member in members if isinstance(engine_view(engine, member.parameter.name), TiledWeight)
+    )
+    every = sum(member.size for member in members)
     assert by_products > every / 2
     assert sum(measured.values()) == by_products * (15 + 4 / 128**2) + (every - by_products) * 16
 
@@ -124,11 +126,13 @@ def test_weights_are_cast_from_the_master_copy_behind_every_update() -> None:
     for step, batch in enumerate(batches(2)):
         engine.step([batch], SEQS * POSITIONS, 1, step)
     group = next(group for group in engine.groups if "layers.0.w_up" in group.views)
-    member = next(one for one in group.group.members if one.parameter.name == "layers.0.w_up")
-    found = group.views["layers.0.w_up"]
+    member = next(
+        group_member for group_member in group.group.members if group_member.parameter.name == "layers.0.w_up"
+    )
+    stored = group.views["layers.0.w_up"]
     expected = quantize_blocks(group.view(group.state, member).numpy(), E4M3, TILE.weight_block, TILE.kind)
-    assert found.elements.float().numpy().tobytes() == expected.elements.tobytes()
-    assert not torch.equal(found.elements.float(), first.float())
+    assert stored.elements.float().numpy().tobytes() == expected.elements.tobytes()
+    assert not torch.equal(stored.elements.float(), first.float())
 
 
 def test_a_master_copy_in_parts_and_adapters_are_refused() -> None:

@@ -80,9 +80,9 @@ class Refused:
 
     def run(self, num_processes: int = 2) -> list[str]:
         """Run to the end; return the lines of progress."""
-        said: list[str] = []
-        run_trials(self, ProcessBudget(num_processes=num_processes, num_threads=1), 1, {"what": 1}, said.append)
-        return said
+        messages: list[str] = []
+        run_trials(self, ProcessBudget(num_processes=num_processes, num_threads=1), 1, {"what": 1}, messages.append)
+        return messages
 
     def attempts(self) -> dict[str, tuple[str, int]]:
         """State and number of attempts of each run, by its name."""
@@ -98,13 +98,13 @@ def folder(tmp_path: Path) -> ExperimentFolder:
 @pytest.mark.usefixtures("copied_attempts")
 def test_a_run_with_all_its_steps_has_not_failed_whatever_its_process_ended_with(folder: ExperimentFolder) -> None:
     trials = Refused(folder)
-    said = trials.run()
+    messages = trials.run()
     ended = trials.lines()
     assert ended["whole"] is None
     assert "--steps: found 'nine'" in (ended["torn"] or "")
     assert trials.attempts() == {"whole": ("done", 1), "torn": ("failed", 1)}
-    assert said[0] == "0 of the trial's runs are done; 2 run side by side"
-    assert said[-1].endswith("(2 runs done, 0 under way)")
+    assert messages[0] == "0 of the trial's runs are done; 2 run side by side"
+    assert messages[-1].endswith("(2 runs done, 0 under way)")
     assert trials.run() == ["2 of the trial's runs are done; 2 run side by side"]
 
 
@@ -150,9 +150,9 @@ def test_a_folder_that_another_process_writes_or_of_other_runs_is_refused(
 
 
 def test_cores_are_shared_among_the_runs() -> None:
-    alone = ProcessBudget.of("1", 1)
-    assert ProcessBudget.of(str(alone.num_threads), 1).num_threads == 1
-    assert ProcessBudget.of(None, alone.num_threads) == ProcessBudget(num_processes=1, num_threads=1)
+    single = ProcessBudget.of("1", 1)
+    assert ProcessBudget.of(str(single.num_threads), 1).num_threads == 1
+    assert ProcessBudget.of(None, single.num_threads) == ProcessBudget(num_processes=1, num_threads=1)
     with pytest.raises(InputError, match="processes"):
         ProcessBudget.of("none", 1)
     with pytest.raises(InputError, match="batches"):

@@ -108,7 +108,7 @@ class Sizes(dict[Any, float]):
         return self[symbol.dim]
 
 
-@pytest.mark.parametrize("architecture", [SMALL, LAYER_NORM], ids=lambda one: str(one.norm))
+@pytest.mark.parametrize("architecture", [SMALL, LAYER_NORM], ids=lambda architecture: str(architecture.norm))
 def test_the_planner_prices_the_passes_of_the_kernels(architecture: Architecture) -> None:
     """Elements that the plan's kernels read and write are those of the closed forms, which count the weight and its gradient
     once for each program."""

@@ -184,9 +184,9 @@ def test_norms_with_the_residual_sum(in_place: bool, width: int, is_layer: bool,
     assert_near(computed_dx, dx + dtotal.double(), ROUNDING[dtype])
     assert computed_dweight is not None
     assert_near(computed_dweight, dweight, ROUNDING[dtype])
-    alone, frozen = norm.backward(dy, total, *saved, weight, needs_weight=False)
+    frozen_dx, frozen = norm.backward(dy, total, *saved, weight, needs_weight=False)
     assert frozen is None
-    assert_near(alone, dx, ROUNDING[dtype])
+    assert_near(frozen_dx, dx, ROUNDING[dtype])
     normalised, *statistics = norm.forward(total, weight, epsilon)
     assert_near(normalised, out, ROUNDING[dtype])
     assert [tensor.shape for tensor in statistics] == [(15, 1)] * (1 + is_layer)

@@ -47,9 +47,11 @@ def stepped(engine: TrainingEngine, micro_batches: Sequence[tuple[Tensor, Sequen
 
     engine.step(chosen(), 2 * 22, len(micro_batches), 0)
     return {
-        one.member.parameter.name: group.gradient_shard[one.start : one.start + one.size].view(one.member.shape).clone()
+        part.member.parameter.name: group.gradient_shard[part.start : part.start + part.size]
+        .view(part.member.shape)
+        .clone()
         for group in engine.groups
-        for one in group.intervals()
+        for part in group.intervals()
     }
 
 
@@ -61,20 +63,20 @@ def test_an_unused_weight_has_no_gradient_and_its_neighbours_keep_theirs(precisi
     assert all(
         gradient.flatten(1).any(dim=1).all() if gradient.dim() > 1 else gradient.any() for gradient in used.values()
     )
-    found = stepped(engine, [(FEW_WORDS, (0, 1))])
-    assert found["embedding.embedding"].any(dim=1).tolist() == [True] * 5 + [False] * 6
+    gradients = stepped(engine, [(FEW_WORDS, (0, 1))])
+    assert gradients["embedding.embedding"].any(dim=1).tolist() == [True] * 5 + [False] * 6
     for name in EXPERTS:
-        assert found[name].flatten(1).any(dim=1).tolist() == [True, True, False, False]
-    assert all(gradient.any() for gradient in found.values())
+        assert gradients[name].flatten(1).any(dim=1).tolist() == [True, True, False, False]
+    assert all(gradient.any() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_fp32_main_gradients", "bf16_fp32_gradients"])
 def test_a_weight_that_one_micro_batch_uses_keeps_its_gradient_through_the_next(precision: str) -> None:
     engine = engine_of(precision)
     first, second = (ALL_WORDS, (0, 3)), (FEW_WORDS, (0, 1))
-    alone, together = stepped(engine, [first]), stepped(engine, [first, second])
-    assert torch.equal(together["embedding.embedding"][5:], alone["embedding.embedding"][5:])
+    first_step, both_steps = stepped(engine, [first]), stepped(engine, [first, second])
+    assert torch.equal(both_steps["embedding.embedding"][5:], first_step["embedding.embedding"][5:])
     for name in EXPERTS:
-        assert torch.equal(together[name][3], alone[name][3])
-        assert not together[name][2].any()
-        assert not torch.equal(together[name][0], alone[name][0])
+        assert torch.equal(both_steps[name][3], first_step[name][3])
+        assert not both_steps[name][2].any()
+        assert not torch.equal(both_steps[name][0], first_step[name][0])

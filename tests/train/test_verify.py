@@ -54,21 +54,23 @@ RECIPE = TrainingRecipe(steps=2, learning_rate=1e-2, warmup_steps=2, clip_norm=0
 @pytest.mark.parametrize("name", LARGE)
 def test_meshes_have_all_that_the_layout_has(name: str) -> None:
     model, layout = load_model(name), Layout.parse(LARGE[name])
-    own = training_case.SmallMesh(model, layout).degrees
+    degrees = training_case.SmallMesh(model, layout).degrees
     meshes = shrink_plan(model, layout)
-    assert {atom for one in meshes for atom in one.degrees} == set(own)
-    together = {pair for one in meshes for pair in combinations(sorted(one.degrees), 2)}
-    assert together == set(combinations(sorted(own), 2))
-    for atom, degree in own.items():
-        assert any(one.degrees.get(atom, 1) > 2 for one in meshes) == (degree > 2), atom
-    for one in meshes:
-        assert one.layout.num_devices <= MOST_DEVICES
-        require_legal(one.architecture, _job(one.layout), one.layout.num_devices, one.layout)
-        assert one.architecture.structure == model.structure
-        if one.layout.cp > 1:
-            assert one.layout.cp_variant == layout.cp_variant
-        assert one.layout.recompute == layout.recompute
-    widest = max(meshes, key=lambda one: len(one.degrees)).layout
+    assert {atom for mesh in meshes for atom in mesh.degrees} == set(degrees)
+    pairs = {pair for mesh in meshes for pair in combinations(sorted(mesh.degrees), 2)}
+    assert pairs == set(combinations(sorted(degrees), 2))
+    for atom, degree in degrees.items():
+        assert any(mesh.degrees.get(atom, 1) > 2 for mesh in meshes) == (degree > 2), atom
+    for small_mesh in meshes:
+        assert small_mesh.layout.num_devices <= MOST_DEVICES
+        require_legal(
+            small_mesh.architecture, _job(small_mesh.layout), small_mesh.layout.num_devices, small_mesh.layout
+        )
+        assert small_mesh.architecture.structure == model.structure
+        if small_mesh.layout.cp > 1:
+            assert small_mesh.layout.cp_variant == layout.cp_variant
+        assert small_mesh.layout.recompute == layout.recompute
+    widest = max(meshes, key=lambda mesh: len(mesh.degrees)).layout
     assert widest.zero_stage == layout.zero_stage
 
 
@@ -109,7 +111,7 @@ def test_heads_split_as_planned() -> None:
     (small,) = shrink_plan(load_model("qwen2.5-0.5b"), Layout.parse("tp=2"))
     assert small.architecture.num_kv_heads > 1
     replicated = shrink_plan(load_model("llama-3-8b"), Layout.parse("tp=16 fsdp=4"))
-    assert any(one.degrees.get("tp_rep", 1) > 1 and one.degrees.get("tp_kv", 1) > 1 for one in replicated)
+    assert any(mesh.degrees.get("tp_rep", 1) > 1 and mesh.degrees.get("tp_kv", 1) > 1 for mesh in replicated)
     (uneven,) = shrink_plan(load_model("gpt-2"), Layout.parse("tp=2"))
     assert uneven.architecture.vocab_size % 2 == 1
 
@@ -120,88 +122,88 @@ def case(layout: str = "dp=2", name: str = "llama-3-8b") -> TrainingCase:
 
 
 def test_what_differs_has_a_name() -> None:
-    wanted = run_case(case("dp=1"))
+    reference = run_case(case("dp=1"))
     same = run_case(case("dp=1"))
-    assert relative_errors(same, wanted).ok
+    assert relative_errors(same, reference).ok
     same.gradients[1]["layers.1.wq"] = same.gradients[1]["layers.1.wq"] * (1 + 1e-9)
-    found = relative_errors(same, wanted)
-    assert (found.ok, found.gradient) == (False, "layers.1.wq")
-    assert found.largest["gradients"] == pytest.approx(1e-9, rel=1e-3)
-    assert found.largest["loss"] == 0.0
+    comparison = relative_errors(same, reference)
+    assert (comparison.ok, comparison.gradient) == (False, "layers.1.wq")
+    assert comparison.largest["gradients"] == pytest.approx(1e-9, rel=1e-3)
+    assert comparison.largest["loss"] == 0.0
     lacking = replace_weights(same, "head.head")
-    assert relative_errors(lacking, wanted).weight == "head.head"
+    assert relative_errors(lacking, reference).weight == "head.head"
     same.losses[0] = float("nan")
-    assert relative_errors(same, wanted).largest["loss"] == np.inf
+    assert relative_errors(same, reference).largest["loss"] == np.inf
 
 
 def test_what_has_no_gradient_is_named() -> None:
     """A bias of keys without a rotation: its updates are rounding."""
-    found = run_case(case("dp=1", "opt-175b"))
-    judged = relative_errors(found, run_case(case("dp=1", "opt-175b")))
+    result = run_case(case("dp=1", "opt-175b"))
+    judged = relative_errors(result, run_case(case("dp=1", "opt-175b")))
     assert judged.without_gradient == tuple(f"layers.{layer}.k_flat_bias" for layer in range(3))
-    found.weights["layers.0.k_flat_bias"] += 1
-    assert relative_errors(found, run_case(case("dp=1", "opt-175b"))).ok
+    result.weights["layers.0.k_flat_bias"] += 1
+    assert relative_errors(result, run_case(case("dp=1", "opt-175b"))).ok
 
 
-def replace_weights(found: CaseResult, name: str) -> CaseResult:
+def replace_weights(result: CaseResult, name: str) -> CaseResult:
     """Without the weight of that name."""
-    weights = {own: values for own, values in found.weights.items() if own != name}
-    return replace(found, weights=weights)
+    weights = {key: values for key, values in result.weights.items() if key != name}
+    return replace(result, weights=weights)
 
 
 def test_collectives_that_differ_are_told() -> None:
-    one = case("fsdp=2 zero_stage=1")
-    seen = as_issued(one)
-    assert collective_differences(one, [seen, seen]) == ()
-    norm = next(issued for issued in seen if issued.kind is CollectiveKind.ALL_REDUCE)
-    lacking = list(seen)
+    training_case = case("fsdp=2 zero_stage=1")
+    collectives = as_issued(training_case)
+    assert collective_differences(training_case, [collectives, collectives]) == ()
+    norm = next(issued for issued in collectives if issued.kind is CollectiveKind.ALL_REDUCE)
+    lacking = list(collectives)
     lacking.remove(norm)
-    (text,) = collective_differences(one, [seen, lacking])
+    (text,) = collective_differences(training_case, [collectives, lacking])
     assert text.startswith("rank 1: ")
     assert "all_reduce over fsdp" in text
 
 
-def as_issued(one: TrainingCase) -> list[IssuedCollective]:
+def as_issued(training_case: TrainingCase) -> list[IssuedCollective]:
     """The list as it is captured: activations in order, and all else behind them."""
-    moved = list(ordered_activation_collectives(one.instance, one.num_micro_batches))
-    others = count_collectives(one.instance, one.num_micro_batches) - Counter(moved)
-    return [issued._replace(what="") for issued in (*moved, *others.elements())]
+    moved = list(ordered_activation_collectives(training_case.instance, training_case.num_micro_batches))
+    remaining = count_collectives(training_case.instance, training_case.num_micro_batches) - Counter(moved)
+    return [issued._replace(what="") for issued in (*moved, *remaining.elements())]
 
 
 def test_another_order_is_told() -> None:
-    one = case("tp=2 sequence_parallel=true")
-    seen = as_issued(one)
-    place = next(number for number in range(len(seen)) if seen[number] != seen[number + 1])
-    turned = [*seen[:place], seen[place + 1], seen[place], *seen[place + 2 :]]
-    assert collective_differences(one, [seen, seen]) == ()
-    (text,) = collective_differences(one, [turned, seen])
+    training_case = case("tp=2 sequence_parallel=true")
+    collectives = as_issued(training_case)
+    place = next(number for number in range(len(collectives)) if collectives[number] != collectives[number + 1])
+    turned = [*collectives[:place], collectives[place + 1], collectives[place], *collectives[place + 2 :]]
+    assert collective_differences(training_case, [collectives, collectives]) == ()
+    (text,) = collective_differences(training_case, [turned, collectives])
     assert text.startswith("rank 0: ")
     assert "does not come in the list's order" in text
 
 
 def test_rows_are_counted_over_all_ranks() -> None:
     """One rank may send more rows than another, and all together send what is planned."""
-    one = case("fsdp=2 ep=2 zero_stage=1", "mixtral-8x7b")
-    rows = next(issued for issued in ordered_activation_collectives(one.instance, 1) if issued.what == "rows")._replace(
-        what=""
-    )
-    fewer, more = as_issued(one), as_issued(one)
+    training_case = case("fsdp=2 ep=2 zero_stage=1", "mixtral-8x7b")
+    rows = next(
+        issued for issued in ordered_activation_collectives(training_case.instance, 1) if issued.what == "rows"
+    )._replace(what="")
+    fewer, more = as_issued(training_case), as_issued(training_case)
     for sequence, change in ((fewer, -16), (more, 16)):
         sequence[sequence.index(rows)] = rows._replace(num_bytes=rows.num_bytes + change)
-    assert collective_differences(one, [fewer, more]) == ()
-    (text,) = collective_differences(one, [fewer, fewer])
+    assert collective_differences(training_case, [fewer, more]) == ()
+    (text,) = collective_differences(training_case, [fewer, fewer])
     assert text.startswith("all ranks: all_to_all over ep")
 
 
 def test_what_no_router_decides_is_not_counted_over_all_ranks() -> None:
     """Heads that go to another rank and back (Ulysses) are as many as planned on each, and only the rank that differs is told."""
-    one = case("cp=2 cp_variant=ulysses")
-    seen = as_issued(one)
-    heads = next(issued for issued in seen if issued.kind is CollectiveKind.ALL_TO_ALL)
-    lacking = list(seen)
+    training_case = case("cp=2 cp_variant=ulysses")
+    collectives = as_issued(training_case)
+    heads = next(issued for issued in collectives if issued.kind is CollectiveKind.ALL_TO_ALL)
+    lacking = list(collectives)
     lacking.remove(heads)
-    assert collective_differences(one, [seen, seen]) == ()
-    texts = collective_differences(one, [seen, lacking])
+    assert collective_differences(training_case, [collectives, collectives]) == ()
+    texts = collective_differences(training_case, [collectives, lacking])
     assert texts
     assert all(text.startswith("rank 1: ") and "all_to_all over cp" in text for text in texts)
 
@@ -230,11 +232,11 @@ def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def test_a_plan_is_verified(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(plan), "--steps", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"]
-    assert found["captured_equals_list"]
-    assert [one["degrees"] for one in found["meshes"]] == [{"ep": 2}]
-    assert {name: found["max_relative_error"][name] <= limit for name, limit in ERROR_LIMITS.items()} == dict.fromkeys(
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert report["captured_equals_list"]
+    assert [mesh["degrees"] for mesh in report["meshes"]] == [{"ep": 2}]
+    assert {name: report["max_relative_error"][name] <= limit for name, limit in ERROR_LIMITS.items()} == dict.fromkeys(
         ERROR_LIMITS, True
     )
     assert main(["verify", str(plan), "--steps", "2", "--set", "recipe.balance=bias"]) == 0

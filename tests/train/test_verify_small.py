@@ -78,18 +78,19 @@ SIZES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SIZES)
 def test_the_sizes_of_a_model_in_small(name: str) -> None:
     model, _, layout = name.partition(" ")
-    found = [one.architecture for one in shrink_plan(load_model(model), Layout.parse(layout))]
+    architectures = [mesh.architecture for mesh in shrink_plan(load_model(model), Layout.parse(layout))]
     assert [
-        {size: getattr(one, size) for size in sizes} for one, sizes in zip(found, SIZES[name], strict=True)
+        {size: getattr(architecture, size) for size in sizes}
+        for architecture, sizes in zip(architectures, SIZES[name], strict=True)
     ] == SIZES[name]
-    assert {one.nominal_num_params for one in found} == {None}
+    assert {architecture.nominal_num_params for architecture in architectures} == {None}
 
 
 def test_a_vocabulary_stays_uneven() -> None:
     """Four ranks would divide that of the plan, whose eight do not."""
     model = replace(load_model("llama-3-8b"), vocab_size=128_260)
-    found = shrink_plan(model, Layout.parse("fsdp=64 tp=8"))
-    assert [(one.layout.tp, one.architecture.vocab_size) for one in found] == [(4, 45), (1, 12)]
+    meshes = shrink_plan(model, Layout.parse("fsdp=64 tp=8"))
+    assert [(mesh.layout.tp, mesh.architecture.vocab_size) for mesh in meshes] == [(4, 45), (1, 12)]
 
 
 def test_adapters_stay_adapters() -> None:
@@ -116,15 +117,15 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layouts_of_its_meshes(layout: str) -> None:
-    found = [one.layout for one in shrink_plan(load_model("llama-3-8b"), Layout.parse(layout))]
-    assert list(map(str, found)) == [str(Layout.parse(one)) for one in LAYOUTS[layout]]
+    layouts = [mesh.layout for mesh in shrink_plan(load_model("llama-3-8b"), Layout.parse(layout))]
+    assert list(map(str, layouts)) == [str(Layout.parse(text)) for text in LAYOUTS[layout]]
 
 
 def planned(layout: str, num_seqs: int, **job: Any) -> Plan:
     parsed = Layout.parse(layout)
-    asked = sw.Job(global_batch_tokens=num_seqs * 512, seq_len=512, precision="fp32", **job)
+    job_of_layout = sw.Job(global_batch_tokens=num_seqs * 512, seq_len=512, precision="fp32", **job)
     cluster = sw.load_cluster(f"local:{parsed.num_devices}")
-    return plan_layout(sw.load_model("tiny-llama-15m"), cluster, asked, parsed)
+    return plan_layout(sw.load_model("tiny-llama-15m"), cluster, job_of_layout, parsed)
 
 
 @pytest.mark.parametrize(("num_seqs", "expected"), [(16, 20), (12, 20), (13, 19), (14, 19)])
@@ -139,10 +140,10 @@ def test_a_batch_that_is_uneven_over_the_plans_replicas_stays_uneven(num_seqs: i
 
 def tokens_of(layout: str, *, num_seqs: int = 7, step: int = 1, **recipe: Any) -> tuple[TrainingCase, list[list[Any]]]:
     """A case, and its micro-batches by replica."""
-    asked = TrainingRecipe(steps=2, **{"seed": 5, "respect_documents": True, **recipe})
+    training_recipe = TrainingRecipe(steps=2, **{"seed": 5, "respect_documents": True, **recipe})
     (small,) = shrink_plan(load_model("llama-3-8b"), Layout.parse(layout))
     case = TrainingCase(
-        architecture=small.architecture, layout=small.layout, recipe=asked, num_seqs=num_seqs, seq_len=SEQ_LEN
+        architecture=small.architecture, layout=small.layout, recipe=training_recipe, num_seqs=num_seqs, seq_len=SEQ_LEN
     )
     return case, [list(case.micro_batches(step, replica)) for replica in range(case.layout.num_replicas)]
 
@@ -150,10 +151,10 @@ def tokens_of(layout: str, *, num_seqs: int = 7, step: int = 1, **recipe: Any) -
 def test_replicas_have_together_what_one_process_has() -> None:
     """In micro-batches of three sequences, one for each of three replicas; the last replicas have none of the last."""
     case, parts = tokens_of("dp=3")
-    alone = list(case.on_single_device().micro_batches(1, 0))
-    assert [len(ids) for ids, _, _ in alone] == [3, 3, 1]
+    whole_batches = list(case.on_single_device().micro_batches(1, 0))
+    assert [len(ids) for ids, _, _ in whole_batches] == [3, 3, 1]
     assert [[len(ids) for ids, _, _ in part] for part in parts] == [[1, 1, 1], [1, 1, 0], [1, 1, 0]]
-    for number, whole in enumerate(alone):
+    for number, whole in enumerate(whole_batches):
         for place, array in enumerate(whole):
             assert array is not None
             assert np.array_equal(array, np.concatenate([part[number][place] for part in parts]))
@@ -162,25 +163,25 @@ def test_replicas_have_together_what_one_process_has() -> None:
 def test_tokens_are_of_the_seed_and_the_step() -> None:
     """Each target is the id behind; ids are all of the vocabulary's."""
     case, ((*batches,),) = tokens_of("tp=2", num_seqs=64)
-    ids = np.concatenate([one for one, _, _ in batches])
-    targets = np.concatenate([one for _, one, _ in batches])
+    ids = np.concatenate([ids_of_batch for ids_of_batch, _, _ in batches])
+    targets = np.concatenate([targets_of_batch for _, targets_of_batch, _ in batches])
     assert ids.shape == targets.shape == (64, SEQ_LEN)
     assert np.array_equal(ids[:, 1:], targets[:, :-1])
     assert set(np.unique(ids)) == set(range(case.architecture.vocab_size))
-    for others in ({"step": 0}, {"seed": 6}):
-        _, ((*changed,),) = tokens_of("tp=2", num_seqs=64, **others)
-        assert not np.array_equal(ids, np.concatenate([one for one, _, _ in changed]))
+    for arguments in ({"step": 0}, {"seed": 6}):
+        _, ((*changed,),) = tokens_of("tp=2", num_seqs=64, **arguments)
+        assert not np.array_equal(ids, np.concatenate([ids_of_batch for ids_of_batch, _, _ in changed]))
 
 
 def test_documents_are_numbered_in_each_sequence() -> None:
     """One in `MEAN_DOCUMENT` tokens ends one; without documents there are no numbers."""
     _, ((*batches,),) = tokens_of("tp=2", num_seqs=256)
-    numbers = np.concatenate([one for _, _, one in batches])
+    numbers = np.concatenate([documents for _, _, documents in batches])
     assert set(np.unique(np.diff(numbers, axis=1))) == {0, 1}
     assert set(np.unique(numbers[:, 0])) == {0, 1}
     assert numbers[:, -1].mean() == pytest.approx(SEQ_LEN / MEAN_DOCUMENT_TOKENS, rel=0.1)
     _, ((*without,),) = tokens_of("tp=2", respect_documents=False)
-    assert {one for _, _, one in without} == {None}
+    assert {documents for _, _, documents in without} == {None}
 
 
 def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
@@ -195,11 +196,11 @@ def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
     assert small_recipe(packed, "3", "4", []) == replace(usual, respect_documents=True)
 
 
-@pytest.mark.parametrize(("steps", "seed", "said"), [
+@pytest.mark.parametrize(("steps", "seed", "message"), [
     ("0", "0", "steps: found 0; 1 to 10 are required"), ("x", "0", "steps: found 'x'"),
     ("11", "0", "steps: found 11"), ("1", "x", "seed: found 'x'"),
 ])  # fmt: skip
-def test_a_recipe_that_is_none(steps: str, seed: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_recipe_that_is_none(steps: str, seed: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         small_recipe(planned("dp=2", 16), steps, seed, [])
     assert small_recipe(planned("dp=2", 16), "10", "0", []).steps == 10

@@ -96,7 +96,8 @@ def test_a_chip_without_a_sourced_peak_has_no_mfu(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Chip, "peak", unknown)
     monkeypatch.setattr(
-        "shardwise.run.trainer.run_reporter.Pricing", lambda *given: types.SimpleNamespace(hardware_ratio=lambda: 1.0)
+        "shardwise.run.trainer.run_reporter.Pricing",
+        lambda *arguments: types.SimpleNamespace(hardware_ratio=lambda: 1.0),
     )
     with RunReporter(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
         watch.step(record(1), {})

@@ -40,21 +40,25 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, scheme:
     scheme = dataclasses.replace(scheme, structure=architecture.structure)
     shapes, units = parameter_shapes(architecture), derive_units(scheme)
     by_hand = dict(build(architecture).named_parameters())
-    alone = Mesh(tuple((axis, 1) for axis in AXES))
-    found = list_parameters(architecture, scheme)
-    assert [one.name for one in found] == list(shapes) == list(by_hand)
-    for one in found:
-        sizes = architecture.unit_architecture(one.unit).dims
-        assert one.trained == by_hand[one.name].requires_grad
-        assert one.use.dims == units[one.unit].weights[one.weight]
-        assert one.use.local_shape(alone, sizes) == shapes[one.name] == tuple(by_hand[one.name].shape)
-    held: dict[str, dict[str, list[str]]] = {name: {} for name in unit_counts(architecture)}
-    for one in found:
-        held[one.unit].setdefault(one.path, []).append(one.weight)
-    lent = {"head"} if architecture.tied_embeddings else set()
+    single_device = Mesh(tuple((axis, 1) for axis in AXES))
+    parameters = list_parameters(architecture, scheme)
+    assert [parameter.name for parameter in parameters] == list(shapes) == list(by_hand)
+    for parameter in parameters:
+        sizes = architecture.unit_architecture(parameter.unit).dims
+        assert parameter.trained == by_hand[parameter.name].requires_grad
+        assert parameter.use.dims == units[parameter.unit].weights[parameter.weight]
+        assert (
+            parameter.use.local_shape(single_device, sizes)
+            == shapes[parameter.name]
+            == tuple(by_hand[parameter.name].shape)
+        )
+    weights_by_path: dict[str, dict[str, list[str]]] = {name: {} for name in unit_counts(architecture)}
+    for parameter in parameters:
+        weights_by_path[parameter.unit].setdefault(parameter.path, []).append(parameter.weight)
+    borrowed = {"head"} if architecture.tied_embeddings else set()
     for unit, count in unit_counts(architecture).items():
-        wanted = [name for name in units[unit].weights if unit != "head" or name not in lent]
-        assert list(held[unit].values()) == [wanted] * count
+        expected = [name for name in units[unit].weights if unit != "head" or name not in borrowed]
+        assert list(weights_by_path[unit].values()) == [expected] * count
 
 
 def model_of(architecture: Architecture) -> TorchModel:
@@ -69,13 +73,15 @@ def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
     for layer in model.layers:
         assert set(layer.weights) == set(layer.unit.unit.forward.program.weights) <= set(layer.unit.slot_of)
     assert len({id(layer.unit) for layer in model.layers}) == len(unit_counts(architecture))
-    given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
-    lent = {
+    addresses = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
+    borrowed = {
         name
         for name in unit_program(architecture.structure, "predict").borrowed
         if f"embedding.{name}" in parameter_shapes(architecture) or name == "head"
     }
-    assert len(given) - len(set(given)) == architecture.tied_embeddings + architecture.num_predict_layers * len(lent)
+    assert len(addresses) - len(set(addresses)) == architecture.tied_embeddings + architecture.num_predict_layers * len(
+        borrowed
+    )
 
 
 # Of w_up [F, D] by stage of ZeRO: what a use gathers; what a micro-batch and a step scatter, reduce and gather.
@@ -91,7 +97,9 @@ SYNCS = {
 @pytest.mark.parametrize("zero_stage", SYNCS)
 def test_weights_are_kept_in_step_as_their_stage_asks(zero_stage: int) -> None:
     (spec,) = (
-        one for one in list_parameters(SMALL, scheme_of(SMALL.structure, zero_stage)) if one.name == "layers.1.w_up"
+        parameter
+        for parameter in list_parameters(SMALL, scheme_of(SMALL.structure, zero_stage))
+        if parameter.name == "layers.1.w_up"
     )
     assert str(spec.use) == "[F_{tp_kv,tp_rep}, D]"
     assert spec.sync == SYNCS[zero_stage]
@@ -121,13 +129,13 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     again = initial_weights(routed, 7, torch.bfloat16)
     assert again.dtype == torch.bfloat16
     assert shallow.dtype == torch.float32
-    values, other = shallow.tensors, deep.tensors
+    values, deep_values = shallow.tensors, deep.tensors
     for name, tensor in again.tensors.items():
         assert torch.equal(tensor, values[name].to(torch.bfloat16))
         scale = (
             2**0.5 if name.endswith(("wo", "experts_down", "shared_down")) else 1.0
         )  # of what is added to the residual stream
-        torch.testing.assert_close(other[name] * scale, values[name])
+        torch.testing.assert_close(deep_values[name] * scale, values[name])
     assert not torch.equal(values["layers.0.wq"], values["layers.1.wq"])
     another = initial_weights(routed, 8)
     assert not torch.equal(another.tensors["layers.0.wq"], values["layers.0.wq"])

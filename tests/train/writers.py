@@ -21,17 +21,19 @@ class Alive(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
-        self.most = 0
+        self.peak_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        mapped = {id(one.untyped_storage()) for one in args if isinstance(one, torch.Tensor)} - self.sizes.keys()
+        mapped = {
+            id(argument.untyped_storage()) for argument in args if isinstance(argument, torch.Tensor)
+        } - self.sizes.keys()
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and "from_file" not in str(func):
             storage = out.untyped_storage()
             if id(storage) not in self.sizes and id(storage) not in mapped:
                 self.sizes[id(storage)] = storage.nbytes()
                 weakref.finalize(storage, self.sizes.pop, id(storage))
-                self.most = max(self.most, sum(self.sizes.values()))
+                self.peak_bytes = max(self.peak_bytes, sum(self.sizes.values()))
         return out
 
 
