@@ -97,12 +97,13 @@ def answer(question: Question) -> Answer:
     job = Job(global_batch_tokens=question.num_seqs * question.seq_len, seq_len=question.seq_len)
     pick = make_plan(Problem(model, load_cluster(question.cluster), job)).layout
     stacks = [stack for stack in _stacks(question) if _seconds(model, question, job, stack, pick) is not None]
-    found = {stack.name: list(_found(model, question, job, stack)) for stack in stacks}
-    own = {name: rows[0] for name, rows in found.items()}
-    tried = {layout: None for rows in found.values() for layout, _ in rows} | {pick: None}
+    layouts_by_stack = {stack.name: list(_fastest_layouts(model, question, job, stack)) for stack in stacks}
+    fastest_by_stack = {name: rows[0] for name, rows in layouts_by_stack.items()}
+    tried = {layout: None for rows in layouts_by_stack.values() for layout, _ in rows} | {pick: None}
     runs_everywhere = {layout: row for layout in tried if (row := _under(model, question, job, stacks, layout))}
     best = {
-        name: min([seconds, *(row[name] for row in runs_everywhere.values())]) for name, (_, seconds) in own.items()
+        name: min([seconds, *(row[name] for row in runs_everywhere.values())])
+        for name, (_, seconds) in fastest_by_stack.items()
     }
     single = min(runs_everywhere, key=lambda layout: fmean(runs_everywhere[layout][name] / best[name] for name in best))
     return Answer(
@@ -114,7 +115,9 @@ def answer(question: Question) -> Answer:
 def _stacks(question: Question) -> Iterable[Stack]:
     """Stacks that published runs are of, by name, that run on the question's chip."""
     platform = load_cluster(question.cluster).chip.platform
-    return [one for name in stack_names() if name not in STACK_KINDS if platform in (one := get_stack(name)).platforms]
+    return [
+        stack for name in stack_names() if name not in STACK_KINDS if platform in (stack := get_stack(name)).platforms
+    ]
 
 
 @lru_cache(maxsize=64)
@@ -122,19 +125,21 @@ def _cluster(question: Question, stack: Stack) -> Cluster:
     return load_cluster(question.cluster, stack=stack.name)
 
 
-def _found(model: Architecture, question: Question, job: Job, stack: Stack) -> Iterable[tuple[Layout, float]]:
+def _fastest_layouts(model: Architecture, question: Question, job: Job, stack: Stack) -> Iterable[tuple[Layout, float]]:
     """The fastest layouts under a stack, the best first: each the fastest of its way to factor the devices over the axes."""
-    cluster, own = _cluster(question, stack), replace(job, loss=stack.loss)
+    cluster, stack_job = _cluster(question, stack), replace(job, loss=stack.loss)
     choices = Choices().limit_to_stack(stack, model, job, cluster.scale_up_size)
     try:
-        found = search_layouts(Problem(model, cluster, own), choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE)
+        result = search_layouts(
+            Problem(model, cluster, stack_job), choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE
+        )
     except NothingFitsError:
         return
-    if "balanced" in choices.stages and found.best:
-        found = StageBalancer(model, cluster, own, cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)).balance_result(
-            found
-        )
-    rows = {row.layout: row.step_time_s for row in (*found.best[:1], *found.by_factorisation)}
+    if "balanced" in choices.stages and result.best:
+        result = StageBalancer(
+            model, cluster, stack_job, cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
+        ).balance_result(result)
+    rows = {row.layout: row.step_time_s for row in (*result.best[:1], *result.by_factorisation)}
     yield from sorted(rows.items(), key=lambda row: row[1])[:NUM_TRIED]
 
 
@@ -142,42 +147,42 @@ def _under(
     model: Architecture, question: Question, job: Job, stacks: Iterable[Stack], layout: Layout
 ) -> dict[str, float]:
     """Seconds of a layout under each of the stacks; none where one of them cannot run it."""
-    found: dict[str, float] = {}
+    seconds_by_stack: dict[str, float] = {}
     for stack in stacks:
         seconds = _seconds(model, question, job, stack, layout)
         if seconds is None:
             return {}
-        found[stack.name] = seconds
-    return found
+        seconds_by_stack[stack.name] = seconds
+    return seconds_by_stack
 
 
 def _seconds(model: Architecture, question: Question, job: Job, stack: Stack, layout: Layout) -> float | None:
     """Seconds of a layout under a stack, which overlaps tensor parallelism where it can; None where it does not run or fit."""
-    own = replace(job, loss=stack.loss)
+    stack_job = replace(job, loss=stack.loss)
     layout = replace(layout, async_tp=stack.abilities.async_tp and layout.sequence_parallel and layout.tp > 1)
-    if unsupported_choices(stack, model, own, layout):
+    if unsupported_choices(stack, model, stack_job, layout):
         return None
     try:
-        found = estimate(Problem(model, _cluster(question, stack), own), layout)
+        estimated = estimate(Problem(model, _cluster(question, stack), stack_job), layout)
     except ShardwiseError:
         return None
-    return found.step_time_s if found.fits else None
+    return estimated.step_time_s if estimated.fits else None
 
 
 def table(answers: Iterable[Answer]) -> str:
     """The answers for people, and their mean."""
     lines = [f"{'above the best single pick':>30}{'above own bests':>18}{'single above':>14}{'stacks':>8}"]
     every = list(answers)
-    for one in every:
+    for answered in every:
         lines += [
-            f"{one.question}",
-            f"{one.above_single:>30.1%}{one.above_best(0):>18.1%}{one.above_best(1):>14.1%}{len(one.seconds):>8}",
-            f"  pick    {one.pick}",
-            f"  single  {one.single}",
+            f"{answered.question}",
+            f"{answered.above_single:>30.1%}{answered.above_best(0):>18.1%}{answered.above_best(1):>14.1%}{len(answered.seconds):>8}",
+            f"  pick    {answered.pick}",
+            f"  single  {answered.single}",
         ]
     lines.append(
-        f"mean of {len(every)}: {fmean(one.above_single for one in every):.1%} above the best single pick, "
-        f"{fmean(one.above_best(0) for one in every):.1%} above each stack's own best"
+        f"mean of {len(every)}: {fmean(answered.above_single for answered in every):.1%} above the best single pick, "
+        f"{fmean(answered.above_best(0) for answered in every):.1%} above each stack's own best"
     )
     return "\n".join(lines)
 
@@ -187,9 +192,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--question", default="", help="only questions whose text has this")
     arguments = parser.parse_args()
-    answers = [answer(one) for one in QUESTIONS if arguments.question.lower() in str(one).lower()]
+    answers = [answer(question) for question in QUESTIONS if arguments.question.lower() in str(question).lower()]
     print(table(answers))
-    return 0 if fmean(one.above_single for one in answers) <= BAR else 1
+    return 0 if fmean(answered.above_single for answered in answers) <= BAR else 1
 
 
 if __name__ == "__main__":

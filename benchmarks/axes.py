@@ -61,7 +61,7 @@ class Planned(NamedTuple):
     layout: Layout
 
 
-class Asked(NamedTuple):
+class MeasurementRequest(NamedTuple):
     """What one world measures."""
 
     kind: str
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
     steps: int
 
 
-class Alone(World):
+class SingleRankWorld(World):
     """A process of several as a world of its own."""
 
     def __init__(self) -> None:
@@ -135,25 +135,33 @@ def by_hand(ranks: int) -> Step:
         layer.after = lambda x, name, after=after: after(Row.apply(x.clone()), name)
     assert all(isinstance(layer, Block) for layer in model.layers.values())
     batches = [batch()]
-    return loop_step(model, lambda one, number: model(one.ids_BT, one.targets_BT, SEQS * SEQ_LEN).loss, batches=batches)
+    return loop_step(
+        model,
+        lambda micro_batch, number: model(micro_batch.ids_BT, micro_batch.targets_BT, SEQS * SEQ_LEN).loss,
+        batches=batches,
+    )
 
 
-def tensor_parallel(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
+def tensor_parallel(request: MeasurementRequest, size: int) -> Iterator[tuple[str, list[float]]]:
     ours = engine_step(DENSE, Layout(tp=size, micro_batch_seqs=SEQS))
-    yield TENSOR_BY_HAND.format(size), paired(ours, by_hand(size), asked.pairs, asked.steps)
+    yield TENSOR_BY_HAND.format(size), paired(ours, by_hand(size), request.pairs, request.steps)
 
 
-def context_parallel(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
+def context_parallel(request: MeasurementRequest, size: int) -> Iterator[tuple[str, list[float]]]:
     # the others wait meanwhile, at the next barrier
-    alone: Step = engine_step(DENSE, Layout(micro_batch_seqs=SEQS), Alone()) if dist.get_rank() == 0 else lambda: 0.0
+    single_rank: Step = (
+        engine_step(DENSE, Layout(micro_batch_seqs=SEQS), SingleRankWorld()) if dist.get_rank() == 0 else lambda: 0.0
+    )
     gathered, ring = (engine_step(DENSE, _cut(size, variant)) for variant in ("all_gather", "zigzag"))
-    yield RING_GATHERED.format(size), paired(ring, gathered, asked.pairs, asked.steps)
-    yield RING_ALONE.format(size), paired(ring, alone, asked.pairs, asked.steps)
+    yield RING_GATHERED.format(size), paired(ring, gathered, request.pairs, request.steps)
+    yield RING_ALONE.format(size), paired(ring, single_rank, request.pairs, request.steps)
 
 
-def experts(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
-    ours, dense = (engine_step(model, Layout(micro_batch_seqs=SEQS), Alone()) for model in (EXPERTS, AS_ACTIVE))
-    yield EXPERTS_DENSE, paired(ours, dense, asked.pairs, asked.steps)
+def experts(request: MeasurementRequest, size: int) -> Iterator[tuple[str, list[float]]]:
+    ours, dense = (
+        engine_step(model, Layout(micro_batch_seqs=SEQS), SingleRankWorld()) for model in (EXPERTS, AS_ACTIVE)
+    )
+    yield EXPERTS_DENSE, paired(ours, dense, request.pairs, request.steps)
 
 
 def _cut(size: int, variant: str) -> Layout:
@@ -162,20 +170,23 @@ def _cut(size: int, variant: str) -> Layout:
 
 def predicted(kind: str, size: int) -> dict[str, float]:
     """Ratios by the planner, of the other's step over ours."""
-    one = Layout(micro_batch_seqs=SEQS)
+    single_rank = Layout(micro_batch_seqs=SEQS)
     if kind == "tp":
         return {TENSOR_BY_HAND.format(size): 1.0}
     if kind == "experts":
-        return {EXPERTS_DENSE: _seconds(Planned(AS_ACTIVE, one)) / _seconds(Planned(EXPERTS, one))}
+        return {EXPERTS_DENSE: _seconds(Planned(AS_ACTIVE, single_rank)) / _seconds(Planned(EXPERTS, single_rank))}
     ring = _seconds(Planned(DENSE, _cut(size, "zigzag")))
     gathered = _seconds(Planned(DENSE, _cut(size, "all_gather")))
-    return {RING_GATHERED.format(size): gathered / ring, RING_ALONE.format(size): _seconds(Planned(DENSE, one)) / ring}
+    return {
+        RING_GATHERED.format(size): gathered / ring,
+        RING_ALONE.format(size): _seconds(Planned(DENSE, single_rank)) / ring,
+    }
 
 
 def _seconds(step: Planned) -> float:
-    found = measured_machine(step.layout.num_devices)
+    machine = measured_machine(step.layout.num_devices)
     job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", loss="in_place")
-    plan = plan_layout(step.model, with_calibration(found.cluster, found.calibration), job, step.layout)
+    plan = plan_layout(step.model, with_calibration(machine.cluster, machine.calibration), job, step.layout)
     return plan.estimate.step_time_s
 
 
@@ -184,21 +195,21 @@ KINDS = {"tp": tensor_parallel, "cp": context_parallel, "experts": experts}
 WORLDS = (("tp", 2), ("cp", 2), ("cp", 4), ("experts", 1))
 
 
-def work(rank: int, size: int, device: torch.device, asked: Asked) -> Iterator[tuple[str, list[float]]]:
+def work(rank: int, size: int, device: torch.device, request: MeasurementRequest) -> Iterator[tuple[str, list[float]]]:
     torch.set_num_threads(1)
-    yield from KINDS[asked.kind](asked, size)
+    yield from KINDS[request.kind](request, size)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--steps", type=int, default=2)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for kind, size in WORLDS:
         figures = 2 if kind == "cp" else 1
-        asked, expected = Asked(kind, given.pairs, given.steps), predicted(kind, size)
-        for name, ratios in run_in_processes(work, asked, "cpu", size, figures, "axes"):
+        request, expected = MeasurementRequest(kind, arguments.pairs, arguments.steps), predicted(kind, size)
+        for name, ratios in run_in_processes(work, request, "cpu", size, figures, "axes"):
             report(f"{name} (predicted {expected[name]:.3f})", ratios, None)
     return 0
 

@@ -64,10 +64,14 @@ def run(
     return [record for record in records if LOSS in record]
 
 
-def largest(eight: Sequence[dict[str, float]], one: Sequence[dict[str, float]], name: str) -> float:
+def largest_difference(sharded: Sequence[dict[str, float]], single: Sequence[dict[str, float]], name: str) -> float:
     """The largest relative difference of a number over all steps that have it."""
-    pairs = [(own[name], other[name]) for own, other in zip(eight, one, strict=True) if name in own]
-    return max(abs(own - other) / abs(other) for own, other in pairs)
+    pairs = [
+        (sharded_record[name], single_record[name])
+        for sharded_record, single_record in zip(sharded, single, strict=True)
+        if name in sharded_record
+    ]
+    return max(abs(measured - reference) / abs(reference) for measured, reference in pairs)
 
 
 def main() -> None:
@@ -75,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("--svg", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     lines: list[Curve] = []
     marks: list[Points] = []
     with tempfile.TemporaryDirectory() as name:
@@ -85,17 +89,17 @@ def main() -> None:
             "--out", str(folder / "data"),
         )  # fmt: skip
         for model, (sizes, pins) in MODELS.items():
-            eight = run(model, sizes, pins, 8, asked.steps, folder)
-            one = run(model, sizes, "", 1, asked.steps, folder)
+            eight = run(model, sizes, pins, 8, arguments.steps, folder)
+            single = run(model, sizes, "", 1, arguments.steps, folder)
             losses = [record[LOSS] for record in eight]
-            differences = {key: largest(eight, one, key) for key in (LOSS, "grad_norm")}
+            differences = {key: largest_difference(eight, single, key) for key in (LOSS, "grad_norm")}
             print(f"{model}, {pins}: loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps")
             print(f"  largest relative differences: {differences}", flush=True)
             lines.append(Curve(label=f"{model}, {pins}", points=_points(eight)))
-            marks.append(Points(label=f"{model}, one process", points=_points(one)[:: asked.steps // MARKS]))
-    if asked.svg:
-        asked.svg.parent.mkdir(parents=True, exist_ok=True)
-        asked.svg.write_text(picture(lines, marks), encoding="utf-8")
+            marks.append(Points(label=f"{model}, one process", points=_points(single)[:: arguments.steps // MARKS]))
+    if arguments.svg:
+        arguments.svg.parent.mkdir(parents=True, exist_ok=True)
+        arguments.svg.write_text(picture(lines, marks), encoding="utf-8")
 
 
 def _points(records: Sequence[dict[str, float]]) -> tuple[tuple[float, float], ...]:

@@ -179,15 +179,15 @@ def problems_of(folder: Path, faults: list[str]) -> list[str]:
     problems += [f"{path} is left" for path in (folder / "ledger.runs").rglob("scratch-*")]
     for path in (folder / "ledger.runs").rglob("result-*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
-        left = result["clean_up"]
-        if left["open_ports"] or left["remaining"]:
-            problems.append(f"{path}: {left}")
+        clean_up = result["clean_up"]
+        if clean_up["open_ports"] or clean_up["remaining"]:
+            problems.append(f"{path}: {clean_up}")
     return problems
 
 
 def leftover_processes(names: set[str]) -> list[str]:
     """Return the processes of attempts that still run."""
-    left = []
+    processes = []
     for entry in PROC.iterdir():
         if entry.name.isdecimal():
             try:
@@ -195,8 +195,8 @@ def leftover_processes(names: set[str]) -> list[str]:
             except OSError:
                 continue
             attempts = [text.partition("=")[2] for text in variables if text.startswith(f"{ATTEMPT_VARIABLE}=")]
-            left += [f"{entry.name} of {attempt}" for attempt in attempts if attempt in names]
-    return left
+            processes += [f"{entry.name} of {attempt}" for attempt in attempts if attempt in names]
+    return processes
 
 
 def shared_memory() -> set[str]:

@@ -94,17 +94,22 @@ class Layouts:
 
     def errors(self, truth: Array, measured: Sequence[int]) -> list[float]:
         """Return errors before any run, by factors, and by fits with two deviations; and the coverage of the factors."""
-        others = [index for index in range(len(truth)) if index not in measured]
-        before = np.array([math.log(self.terms[index].prediction.step_time_s) for index in others])
+        unmeasured_indices = [index for index in range(len(truth)) if index not in measured]
+        before = np.array([math.log(self.terms[index].prediction.step_time_s) for index in unmeasured_indices])
         steps = renew_predictions(self.terms, [(index, math.exp(truth[index])) for index in measured])
-        errors = [before - truth[others], np.array([steps[index].mean for index in others]) - truth[others]]
+        errors = [
+            before - truth[unmeasured_indices],
+            np.array([steps[index].mean for index in unmeasured_indices]) - truth[unmeasured_indices],
+        ]
         runs = [replace(self.observations[index], measured_s=math.exp(truth[index])) for index in measured]
         for sigma in (SIGMA_FEW, SIGMA):
             fit = fit_constants(runs, self.initial, sigma=sigma)
-            unmeasured = [self.observations[index] for index in others]
-            errors.append(linearise(unmeasured, replace(self.initial, point=fit.point)).log_times - truth[others])
-        ends = [steps[index].interval90 for index in others]
-        inside = [low <= math.exp(truth[i]) <= high for i, (low, high) in zip(others, ends, strict=True)]
+            unmeasured = [self.observations[index] for index in unmeasured_indices]
+            errors.append(
+                linearise(unmeasured, replace(self.initial, point=fit.point)).log_times - truth[unmeasured_indices]
+            )
+        ends = [steps[index].interval90 for index in unmeasured_indices]
+        inside = [low <= math.exp(truth[i]) <= high for i, (low, high) in zip(unmeasured_indices, ends, strict=True)]
         return [*(float(np.sqrt(np.mean(error**2))) for error in errors), float(np.mean(inside))]
 
 

@@ -76,15 +76,15 @@ def main() -> int:
 
     grid = read_grid(grid_file)
     candidates = list_candidates(grid)
-    left = {name: item for name, item in candidates.items() if not rows[name].attempts}
+    not_run = {name: item for name, item in candidates.items() if not rows[name].attempts}
     if arguments.others is not None:
-        chosen = random.Random(0).sample(sorted(left), min(arguments.others, len(left)))
-        left = {name: left[name] for name in chosen}
-    rest = run_all(grid, left, folder / "rest.jsonl")
+        chosen = random.Random(0).sample(sorted(not_run), min(arguments.others, len(not_run)))
+        not_run = {name: not_run[name] for name in chosen}
+    rows_of_rest = run_all(grid, not_run, folder / "rest.jsonl")
     best_name = best.configuration.fingerprint
     (again,) = run_all(grid, {best_name: candidates[best_name]}, folder / "again.jsonl").values()
     inside, widths = 0, []
-    for name, row in rest.items():
+    for name, row in rows_of_rest.items():
         prediction = rows[name].prediction
         if row.measurement and prediction and prediction.interval90:
             low, high = prediction.ends
@@ -93,11 +93,11 @@ def main() -> int:
     if again.measurement is not None:
         drift = again.measurement.step_time_s / best.measurement.step_time_s
         print(f"the best found takes {drift:.3f} of its first time at the end: how far the machine has drifted")
-    best_left = best_row(rest.values())
+    best_left = best_row(rows_of_rest.values())
     if best_left is not None and best_left.measurement is not None:
         ratio = best.measurement.step_time_s / best_left.measurement.step_time_s
         print(
-            f"the best found takes {ratio:.3f} of the best of the {len(rest)} others, {best_left.configuration.label}"
+            f"the best found takes {ratio:.3f} of the best of the {len(rows_of_rest)} others, {best_left.configuration.label}"
         )
     if widths:
         width = statistics.median(widths)

@@ -35,18 +35,18 @@ DRAG = """async count => {
 PAINT = "performance.getEntriesByType('paint').find(one => one.name === 'first-contentful-paint').startTime"
 
 
-def told(what: str, times: list[float]) -> str:
+def time_line(label: str, times: list[float]) -> str:
     """A line of the report."""
     tenth = sorted(times)[-1 - len(times) // 10]
-    return f"{what:<28}median {statistics.median(times):6.1f} ms, 90% {tenth:6.1f} ms, {len(times)} timed"
+    return f"{label:<28}median {statistics.median(times):6.1f} ms, 90% {tenth:6.1f} ms, {len(times)} timed"
 
 
 def painted(page: Page, url: str) -> float:
     """Milliseconds until the page shows something."""
     page.goto(f"{url}?{STATE}")
     page.wait_for_selector(".facts")
-    found: float = page.evaluate(PAINT)
-    return found
+    milliseconds: float = page.evaluate(PAINT)
+    return milliseconds
 
 
 def main() -> int:
@@ -58,15 +58,15 @@ def main() -> int:
         paints, bytes_ = [], 0
         for _ in range(PAINTS):
             page = chromium.new_context().new_page()
-            seen = watched(page)
+            activity = watched(page)
             paints.append(painted(page, url))
-            bytes_ = seen.transferred
+            bytes_ = activity.transferred
         page.wait_for_selector(".best", timeout=300_000)
         page.wait_for_timeout(SETTLED_MS)
         page.evaluate(DRAG, 8)  # the derivations of four structures
         drags = page.evaluate(DRAG, DRAGS)
-        print(told("first paint", paints))
-        print(told("from a drag to its number", drags))
+        print(time_line("first paint", paints))
+        print(time_line("from a drag to its number", drags))
         print(f"{'transferred':<28}{bytes_:,} bytes")
     return 0
 

@@ -47,7 +47,7 @@ SAME = 1e-9  # relative difference below which two counts are the same
 class Solved:
     """A program, and the product on the mesh whose axes it speaks of (which may be cut into parts)."""
 
-    made: ShardedExpression
+    expression: ShardedExpression
     program: ShardedProgram
 
 
@@ -67,7 +67,7 @@ class Tally:
 # Solving and deriving
 
 
-def solve(made: ShardedExpression, *, flops_first: bool = False) -> Solved:
+def solve(expression: ShardedExpression, *, flops_first: bool = False) -> Solved:
     """The program with the fewest bytes, then FLOPs, then collectives; with `flops_first`, FLOPs before bytes."""
 
     def prices(on: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
@@ -80,8 +80,8 @@ def solve(made: ShardedExpression, *, flops_first: bool = False) -> Solved:
 
         return collective, product
 
-    found = solve_product(made, prices)
-    return Solved(found.expression, strategy_program(found.expression, found.strategies[0]))
+    solution = solve_product(expression, prices)
+    return Solved(solution.expression, strategy_program(solution.expression, solution.strategies[0]))
 
 
 def received(kind: CollectiveKind, degree: int, payload: float) -> float:
@@ -91,45 +91,47 @@ def received(kind: CollectiveKind, degree: int, payload: float) -> float:
     return payload * (degree - 1) / degree * (2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0)
 
 
-def received_bytes(made: ShardedExpression, program: ShardedProgram) -> float:
+def received_bytes(expression: ShardedExpression, program: ShardedProgram) -> float:
     """Bytes that one device receives in a program's collectives."""
-    values = SymbolValues({**made.sizes, **dict(made.mesh.axes)})
+    values = SymbolValues({**expression.sizes, **dict(expression.mesh.axes)})
     elements = sum(float(step.collective.received_elements.evaluate(values)) for step in program.communication)
-    return elements * bytes_per_element(made.dtype)
+    return elements * bytes_per_element(expression.dtype)
 
 
-def multiplications(made: ShardedExpression, program: ShardedProgram) -> float:
+def multiplications(expression: ShardedExpression, program: ShardedProgram) -> float:
     """Multiplications on one device in a program's products."""
     total = 0.0
     for step in program.steps:
         if isinstance(step, ComputeStep):
             axes = {dim: spec.axes_of(dim) for spec in step.placed.inputs for dim in spec.dims}
-            total += math.prod(made.sizes[dim] // made.mesh.size(own) for dim, own in axes.items())
+            total += math.prod(
+                expression.sizes[dim] // expression.mesh.size(axes_of_dim) for dim, axes_of_dim in axes.items()
+            )
     return total
 
 
 # Running
 
 
-def largest_error(made: ShardedExpression, program: ShardedProgram, seed: int = 0) -> float:
+def largest_error(expression: ShardedExpression, program: ShardedProgram, seed: int = 0) -> float:
     """Largest difference of any virtual device's result from its part of the unsharded product, over the largest element."""
-    end = program.specs[made.result_name]
-    if end.partial or (made.goal is not None and end != made.goal):
+    end = program.specs[expression.result_name]
+    if end.partial or (expression.goal is not None and end != expression.goal):
         return math.inf
-    return run_product(made, program, "numpy", seed=seed).max_relative_error
+    return run_product(expression, program, "numpy", seed=seed).max_relative_error
 
 
-def check(made: ShardedExpression, index: int, tally: Tally) -> None:
+def check(expression: ShardedExpression, index: int, tally: Tally) -> None:
     """Solve, derive and run one product."""
 
     def solved() -> Solved:
-        tally.solved[index] = solve(made)
+        tally.solved[index] = solve(expression)
         return tally.solved[index]
 
     def derived() -> Solved:
-        program = derive_by_cases(made)
-        received_bytes(made, program)
-        return Solved(made, program)
+        program = derive_by_cases(expression)
+        received_bytes(expression, program)
+        return Solved(expression, program)
 
     ways: tuple[tuple[str, Callable[[], Solved], list[float]], ...] = (
         ("solved", solved, tally.solve_s),
@@ -138,50 +140,52 @@ def check(made: ShardedExpression, index: int, tally: Tally) -> None:
     for way, find, seconds in ways:
         try:
             start = time.process_time()
-            found = find()
+            solution = find()
             seconds.append(time.process_time() - start)
-            if way == "solved" and searched_in_parts(made, found):
+            if way == "solved" and searched_in_parts(expression, solution):
                 tally.cut_s.append(seconds[-1])
-            error = largest_error(found.made, found.program, index)
+            error = largest_error(solution.expression, solution.program, index)
         except (ShardwiseError, ArithmeticError, LookupError, ValueError) as raised:
-            tally.problems.append(f"{way}: {type(raised).__name__} {raised}: {describe(made)}")
+            tally.problems.append(f"{way}: {type(raised).__name__} {raised}: {describe(expression)}")
             continue
         if not error <= LARGEST_ERROR:
-            tally.problems.append(f"{way}: error {error:g}: {describe(made)}")
+            tally.problems.append(f"{way}: error {error:g}: {describe(expression)}")
 
 
-def searched_in_parts(made: ShardedExpression, found: Solved) -> bool:
+def searched_in_parts(expression: ShardedExpression, solution: Solved) -> bool:
     """Whether the mesh with its axes cut into parts was searched too: where it can be, and something has to move."""
-    return any(refine_mesh(made)) and bool(found.made is not made or received_bytes(made, found.program))
+    return any(refine_mesh(expression)) and bool(
+        solution.expression is not expression or received_bytes(expression, solution.program)
+    )
 
 
-def describe(made: ShardedExpression) -> str:
+def describe(expression: ShardedExpression) -> str:
     def pairs(sizes: dict[str, int]) -> str:
         return " ".join(f"{name}={size}" for name, size in sizes.items())
 
-    return f"{made.expression}   mesh {pairs(dict(made.mesh.axes))}   sizes {pairs(dict(made.sizes))}"
+    return f"{expression.expression}   mesh {pairs(dict(expression.mesh.axes))}   sizes {pairs(dict(expression.sizes))}"
 
 
 def run_on_jax(cases: Sequence[tuple[int, ShardedExpression]], tally: Tally) -> None:
     """Run the solved programs as the source that is written for JAX."""
     for start in range(0, len(cases), BATCH):
         batch = cases[start : start + BATCH]
-        programs = [(tally.solved[index].made, tally.solved[index].program) for index, _ in batch]
-        for (_, made), error in zip(batch, run_products(programs, "jax", timeout_s=600), strict=True):
+        programs = [(tally.solved[index].expression, tally.solved[index].program) for index, _ in batch]
+        for (_, expression), error in zip(batch, run_products(programs, "jax", timeout_s=600), strict=True):
             tally.jax_errors.append(error)
             if not error <= LARGEST_ERROR:
-                tally.problems.append(f"on JAX: error {error:g}: {describe(made)}")
+                tally.problems.append(f"on JAX: error {error:g}: {describe(expression)}")
         progress(f"JAX {min(start + BATCH, len(cases))}/{len(cases)}")
 
 
 # Against XLA
 
 
-def for_xla(made: ShardedExpression) -> bool:
-    return made.goal is not None and not any(spec.partial for spec in made.operands)
+def for_xla(expression: ShardedExpression) -> bool:
+    return expression.goal is not None and not any(spec.partial for spec in expression.operands)
 
 
-def verdict(made: ShardedExpression, solved: Solved, report: XlaReport) -> str:
+def verdict(expression: ShardedExpression, solved: Solved, report: XlaReport) -> str:
     """How the fewest bytes compare with XLA's.
 
     Where the strategy with the fewest bytes multiplies more than XLA does, the one with the fewest FLOPs is held against it.
@@ -191,7 +195,7 @@ def verdict(made: ShardedExpression, solved: Solved, report: XlaReport) -> str:
     if _less(theirs, ours):
         return "losses"
     if _less(report.multiplications_per_device, work):
-        ours, work = _bytes_and_work(solve(made, flops_first=True))
+        ours, work = _bytes_and_work(solve(expression, flops_first=True))
     if _less(work, report.multiplications_per_device):
         return "different FLOPs: fewer, " + ("more bytes" if _less(theirs, ours) else "and no more bytes")
     if _less(report.multiplications_per_device, work):
@@ -200,7 +204,7 @@ def verdict(made: ShardedExpression, solved: Solved, report: XlaReport) -> str:
 
 
 def _bytes_and_work(solved: Solved) -> tuple[float, float]:
-    return received_bytes(solved.made, solved.program), multiplications(solved.made, solved.program)
+    return received_bytes(solved.expression, solved.program), multiplications(solved.expression, solved.program)
 
 
 def _less(a: float, b: float) -> bool:
@@ -210,13 +214,13 @@ def _less(a: float, b: float) -> bool:
 def compare(cases: Sequence[tuple[int, ShardedExpression]], tally: Tally) -> None:
     for start in range(0, len(cases), BATCH):
         batch = cases[start : start + BATCH]
-        reports = compile_products([made for _, made in batch])
-        for (index, made), choice in zip(batch, reports, strict=True):
-            found = verdict(made, tally.solved[index], choice)
-            tally.against_xla[found] += 1
-            if found == "losses":
+        reports = compile_products([expression for _, expression in batch])
+        for (index, expression), choice in zip(batch, reports, strict=True):
+            outcome = verdict(expression, tally.solved[index], choice)
+            tally.against_xla[outcome] += 1
+            if outcome == "losses":
                 chosen = ", ".join(map(str, choice.collectives))
-                tally.problems.append(f"XLA moves {choice.bytes_per_device:g} bytes ({chosen}): {describe(made)}")
+                tally.problems.append(f"XLA moves {choice.bytes_per_device:g} bytes ({chosen}): {describe(expression)}")
         progress(f"XLA {min(start + BATCH, len(cases))}/{len(cases)}")
 
 
@@ -265,16 +269,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jax", type=int, default=100, help="how many of them to run on JAX's host devices")
     parser.add_argument("--xla", type=int, default=200, help="how many of them to compile with XLA")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     tally = Tally()
-    cases = list(enumerate(random_expressions(asked.count, asked.seed)))
-    for index, made in cases:
-        check(made, index, tally)
+    cases = list(enumerate(random_expressions(options.count, options.seed)))
+    for index, expression in cases:
+        check(expression, index, tally)
         if (index + 1) % 100 == 0:
-            progress(f"{index + 1}/{asked.count}")
-    run_on_jax([(i, made) for i, made in cases if i in tally.solved][: asked.jax], tally)
-    compare([(i, made) for i, made in cases if i in tally.solved and for_xla(made)][: asked.xla], tally)
-    report(tally, asked.count)
+            progress(f"{index + 1}/{options.count}")
+    run_on_jax([(i, expression) for i, expression in cases if i in tally.solved][: options.jax], tally)
+    compare(
+        [(i, expression) for i, expression in cases if i in tally.solved and for_xla(expression)][: options.xla], tally
+    )
+    report(tally, options.count)
     return 1 if tally.problems else 0
 
 

@@ -72,8 +72,8 @@ class CapturedCase:
 def capture(case: CapturedCase, device: str) -> dict[str, Any]:
     """Run some steps on all ranks and return the differences of the first one's lists; `equal` says that there are none."""
     (result,) = run_in_processes(_capture_on_rank, case, device, case.num_ranks, 1, "captured")
-    found: dict[str, Any] = result
-    return found
+    differences: dict[str, Any] = result
+    return differences
 
 
 def _capture_on_rank(rank: int, size: int, device: torch.device, case: CapturedCase) -> Iterator[dict[str, Any]]:
@@ -86,11 +86,11 @@ def _capture_on_rank(rank: int, size: int, device: torch.device, case: CapturedC
     with CollectiveCapture(engine.world) as captured:
         step(1)
     planned = count_collectives(case.program(), MICRO_BATCHES)
-    expected, seen = comparable_counts(planned, captured.counts)
+    expected, issued = comparable_counts(planned, captured.counts)
     kernels = compare_kernels(engine, case, step)
     collectives = {
-        "issued": sum(seen.values()), "missing": [str(collective) for collective in expected - seen],
-        "unexpected": [str(collective) for collective in seen - expected],
+        "issued": sum(issued.values()), "missing": [str(collective) for collective in expected - issued],
+        "unexpected": [str(collective) for collective in issued - expected],
     }  # fmt: skip
     graph = compare_graph(case, rank, device) if device.type == "cuda" and size == 1 else None
     lists_equal = not any(part[side] for part in (kernels, collectives) for side in ("missing", "unexpected"))

@@ -56,16 +56,16 @@ def cast_weight(formats: ProductFormats, weight: Tensor) -> CastWeight:
 def measure_product(
     formats: ProductFormats, name: str, tensors: dict[tuple[str, ...], Tensor], weight: CastWeight
 ) -> dict[str, Any]:
-    left, right, result = LAYOUTS[name]
-    operands: list[Any] = [weight if dims == ("D", "F") else tensors[dims] for dims in (left, right)]
+    left_dims, right_dims, result_dims = LAYOUTS[name]
+    operands: list[Any] = [weight if dims == ("D", "F") else tensors[dims] for dims in (left_dims, right_dims)]
     casts = [
         OperandCast(
             formats.gradient if dims == ("T", "F") and name != "forward" else formats.operand,
             formats.scaling.weight_block if dims == ("D", "F") else formats.scaling.block,
         )
-        for dims in (left, right)
+        for dims in (left_dims, right_dims)
     ]  # fmt: skip
-    product = QuantizedMatmul(left, right, result, (casts[0], casts[1]), formats.scaling)
+    product = QuantizedMatmul(left_dims, right_dims, result_dims, (casts[0], casts[1]), formats.scaling)
     on_tensor_cores = product.describe_operands(*operands).run_on(device_capability(operands[0].device))
     plain = {
         "forward": lambda: tensors["T", "D"] @ tensors["D", "F"],

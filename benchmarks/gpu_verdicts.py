@@ -122,5 +122,5 @@ def to_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
 def describe(verdicts: list[Verdict]) -> Iterator[str]:
     """Yield a line for each verdict."""
     for verdict in verdicts:
-        seen = "" if verdict.figure is None else f"{verdict.figure:.3g}, "
-        yield f"{verdict.state:<12} {verdict.line}: {seen}{verdict.required} required ({', '.join(verdict.parts)})"
+        figure = "" if verdict.figure is None else f"{verdict.figure:.3g}, "
+        yield f"{verdict.state:<12} {verdict.line}: {figure}{verdict.required} required ({', '.join(verdict.parts)})"

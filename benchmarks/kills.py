@@ -28,7 +28,7 @@ from shardwise.present.rendering.report import Table
 sys.path.pop(0)  # this folder, which has another `train`
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "distributed"))
 from train.float64 import SAME
-from train.killing import LAYOUTS, Killable, drawn, furthest  # what the tests do in short
+from train.killing import LAYOUTS, Killable, drawn, largest_difference  # what the tests do in short
 
 STEPS, CHECKPOINT_EVERY = 1000, 4
 FIRST = 20  # steps in another layout that are compared
@@ -36,28 +36,30 @@ FIRST = 20  # steps in another layout that are compared
 
 def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dict[str, Any]:
     """A layout's run with so many kills, beside one that is left alone."""
-    model, layout, other = LAYOUTS[name]
-    alone, run = (Killable(place / what, model, layout, STEPS, CHECKPOINT_EVERY) for what in ("alone", "killed"))
-    alone.ends()
-    wanted, counted, drafts, moved = alone.losses(), Counter[str](), 0, None
+    model, layout, moved_layout = LAYOUTS[name]
+    uninterrupted, run = (
+        Killable(place / label, model, layout, STEPS, CHECKPOINT_EVERY) for label in ("alone", "killed")
+    )
+    uninterrupted.ends()
+    expected, counted, drafts, moved = uninterrupted.losses(), Counter[str](), 0, None
     for number, kill in enumerate(drawn(f"{name} {seed}", kills, STEPS)):
         begun = time.monotonic()
         assert run.killed(kill), f"{kill}: the run had ended before"
         counted[f"{kill.victim} {kill.moment}"] += 1
-        found, drafts = run.losses(), drafts + run.has_draft()
-        right = all(wanted[step] == found[step] for step in found)
-        print(f"{name} {number + 1}/{kills}: {kill}; died after step {max(found, default=0)}, losses "
-              f"{'equal' if right else 'DIFFER'}, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+        losses, drafts = run.losses(), drafts + run.has_draft()
+        equal = all(expected[step] == losses[step] for step in losses)
+        print(f"{name} {number + 1}/{kills}: {kill}; died after step {max(losses, default=0)}, losses "
+              f"{'equal' if equal else 'DIFFER'}, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
         if number == kills // 2:
-            moved = run.moved_to(other, place / "moved")
+            moved = run.moved_to(moved_layout, place / "moved")
     run.ends()
     assert moved is not None
     moved.ends()
     begun = moved.first_step()
     first = range(begun + 1, begun + FIRST + 1)
     return {
-        "layout": name, "kills": kills, "steps": STEPS, "same_bits": run.losses() == wanted, "by": dict(counted),
-        "half_written": drafts, "elsewhere": str(other), "furthest_elsewhere": furthest(moved.losses(), wanted, first),
+        "layout": name, "kills": kills, "steps": STEPS, "same_bits": run.losses() == expected, "by": dict(counted),
+        "half_written": drafts, "elsewhere": str(moved_layout), "furthest_elsewhere": largest_difference(moved.losses(), expected, first),
     }  # fmt: skip
 
 
@@ -68,20 +70,22 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--out", type=Path, default=Path("build/kills"))
     arguments = parser.parse_args()
-    each = -(-arguments.kills // len(arguments.layouts))
+    kills_per_layout = -(-arguments.kills // len(arguments.layouts))
     rows, fine = [("layout", "kills", "in a save", "losses to the last bit", "then in", "furthest there")], True
     for name in arguments.layouts:
-        report = arguments.out / f"{name}-{each}-{arguments.seed}.json"
+        report = arguments.out / f"{name}-{kills_per_layout}-{arguments.seed}.json"
         if not report.exists():
             place = arguments.out.absolute() / "runs" / name
             shutil.rmtree(place, ignore_errors=True)
             report.parent.mkdir(parents=True, exist_ok=True)
-            report.write_text(json.dumps(killed_again_and_again(name, each, arguments.seed, place), indent=2) + "\n")
-        said = json.loads(report.read_text())
-        fine &= said["same_bits"] and said["furthest_elsewhere"] <= SAME
+            report.write_text(
+                json.dumps(killed_again_and_again(name, kills_per_layout, arguments.seed, place), indent=2) + "\n"
+            )
+        result = json.loads(report.read_text())
+        fine &= result["same_bits"] and result["furthest_elsewhere"] <= SAME
         rows.append(
-            (name, str(said["kills"]), str(said["half_written"]), "equal" if said["same_bits"] else "differ", said["elsewhere"],
-             f"{said['furthest_elsewhere']:.1e}")
+            (name, str(result["kills"]), str(result["half_written"]), "equal" if result["same_bits"] else "differ", result["elsewhere"],
+             f"{result['furthest_elsewhere']:.1e}")
         )  # fmt: skip
     print(render_block(Table(rows=tuple(rows), right=(1, 2, 5))))
     return 0 if fine else 1

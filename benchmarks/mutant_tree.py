@@ -115,7 +115,7 @@ class Tree:
 
     def run(self, tests: Sequence[str], limit_s: float) -> tuple[str, str]:
         """What becomes of some tests, and the first that failed."""
-        answer = self._ask({"tests": [f"tests/{one}" for one in tests], "limit_s": limit_s})
+        answer = self._ask({"tests": [f"tests/{test}" for test in tests], "limit_s": limit_s})
         status, output = answer["status"], answer["output"]
         if status is None:
             return "hung", ""
@@ -143,9 +143,9 @@ class Tree:
             _write(path, source)
         if outcome == "died":
             self.check(test.partition("tests/")[2], limit_s)
-        own = mutant.mutation
+        mutation = mutant.mutation
         return Outcome(
-            file=mutant.file, line=own.line, before=own.before, after=own.after, mutated_line=mutant.mutated_line,
+            file=mutant.file, line=mutation.line, before=mutation.before, after=mutation.after, mutated_line=mutant.mutated_line,
             outcome=outcome, seconds=round(time.monotonic() - started, 1), test=test, nth=mutant.nth,
         )  # fmt: skip
 

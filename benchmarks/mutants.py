@@ -78,10 +78,10 @@ def _all_mutants(sources: Mapping[str, str], rooms: Sequence[str] = ()) -> Itera
 def _mutants(file: str, source: str) -> Iterator[Mutant]:
     """Those of a file, in order."""
     before: Counter[tuple[str, ...]] = Counter()
-    for one in mutations(source):
-        line = one.mutated_line(source)
-        alike = one.before, one.after, line
-        yield Mutant(file, one, line, before[alike])
+    for mutation in mutations(source):
+        line = mutation.mutated_line(source)
+        alike = mutation.before, mutation.after, line
+        yield Mutant(file, mutation, line, before[alike])
         before[alike] += 1
 
 
@@ -90,10 +90,10 @@ def read_outcomes(out: Path) -> dict[tuple[object, ...], Outcome]:
     outcomes: dict[tuple[object, ...], Outcome] = {}
     for line in out.read_text(encoding="utf-8").splitlines() if out.exists() else ():
         try:
-            one = Outcome(**json.loads(line))
+            outcome = Outcome(**json.loads(line))
         except (json.JSONDecodeError, TypeError):
             continue
-        outcomes[one.key] = one
+        outcomes[outcome.key] = outcome
     return outcomes
 
 
@@ -117,26 +117,26 @@ def judged(
         free.put(tree)
 
     def outcome(mutant: Mutant) -> Outcome:
-        found = known.get(mutant.key)
-        if found is not None and not recheck and not (again and found.outcome == "lived"):
-            return found
+        result = known.get(mutant.key)
+        if result is not None and not recheck and not (again and result.outcome == "lived"):
+            return result
         tree = free.get()
         try:
-            found = tree.judge(mutant, limit_s, killer=found.test if found else "")
+            result = tree.judge(mutant, limit_s, killer=result.test if result else "")
         finally:
             free.put(tree)
         with out.open("a", encoding="utf-8") as file:
-            print(json.dumps(asdict(found)), file=file)
-        return found
+            print(json.dumps(asdict(result)), file=file)
+        return result
 
     _end_line(out)
     pool = ThreadPoolExecutor(len(trees))
     try:
-        for number, (mutant, found) in enumerate(zip(mutants, pool.map(outcome, mutants), strict=True), start=1):
+        for number, (mutant, result) in enumerate(zip(mutants, pool.map(outcome, mutants), strict=True), start=1):
             where = f"{PACKAGE}/{mutant.file}:{mutant.mutation.line}"
-            progress = f"{number}/{len(mutants)} {found.outcome:<5} {found.seconds:6.1f} s"
+            progress = f"{number}/{len(mutants)} {result.outcome:<5} {result.seconds:6.1f} s"
             print(f"{progress}  {where}  {mutant.change}", file=sys.stderr)
-            yield found
+            yield result
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for tree in trees:
@@ -163,17 +163,19 @@ def _end_line(out: Path) -> None:
 def read_reasons(path: Path) -> dict[tuple[str, str], str]:
     """Why mutants cannot be noticed, by file and mutated line."""
     kept = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {(one["file"], one["line"]): one["reason"] for one in kept.get("equivalent", [])}
+    return {(entry["file"], entry["line"]): entry["reason"] for entry in kept.get("equivalent", [])}
 
 
-def report(found: Sequence[Outcome], reasons: Mapping[tuple[str, str], str]) -> str:
+def report(outcomes: Sequence[Outcome], reasons: Mapping[tuple[str, str], str]) -> str:
     """How many died, and what lived, without a reason first."""
-    lived = [one for one in found if one.outcome == "lived"]
-    lines = [f"{len(found) - len(lived)} of {len(found)} mutants died ({1 - len(lived) / max(len(found), 1):.0%})"]
-    for one in sorted(lived, key=lambda one: (one.file, one.mutated_line) in reasons):
-        reason = reasons.get((one.file, one.mutated_line), "no reason is known: a test is missing")
-        change = described(one.before, one.after)
-        lines += [f"{PACKAGE}/{one.file}:{one.line}  {change}", f"    {one.mutated_line}", f"    {reason}"]
+    lived = [outcome for outcome in outcomes if outcome.outcome == "lived"]
+    lines = [
+        f"{len(outcomes) - len(lived)} of {len(outcomes)} mutants died ({1 - len(lived) / max(len(outcomes), 1):.0%})"
+    ]
+    for outcome in sorted(lived, key=lambda outcome: (outcome.file, outcome.mutated_line) in reasons):
+        reason = reasons.get((outcome.file, outcome.mutated_line), "no reason is known: a test is missing")
+        change = described(outcome.before, outcome.after)
+        lines += [f"{PACKAGE}/{outcome.file}:{outcome.line}  {change}", f"    {outcome.mutated_line}", f"    {reason}"]
     return "\n".join(lines)
 
 
@@ -205,20 +207,20 @@ def main() -> int:
         mutants = deaths(package, read_outcomes(arguments.out), arguments.recheck, arguments.seed)
     else:
         mutants = drawn(package, arguments.count, arguments.seed, arguments.rooms)
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(arguments.processes)]
         trees = [Tree(REPOSITORY, folder) for folder in folders]
         try:
             options = {"again": arguments.again, "recheck": recheck, "limit_s": arguments.limit}
-            found.extend(judged(mutants, trees, arguments.out, **options))
+            outcomes.extend(judged(mutants, trees, arguments.out, **options))
         except KeyboardInterrupt:
             print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
             return 130
-    print(report(found, read_reasons(REASONS)))
+    print(report(outcomes, read_reasons(REASONS)))
     compact(arguments.out)
     required = 1.0 if recheck else arguments.required
-    return 0 if sum(outcome.outcome != "lived" for outcome in found) >= required * len(found) else 1
+    return 0 if sum(outcome.outcome != "lived" for outcome in outcomes) >= required * len(outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ class Mutation:
         """The line of the change, with it and without its indent."""
         whole = source.encode()
         begin, end = whole.rfind(b"\n", 0, self.begin) + 1, whole.find(b"\n", self.end)
-        rest = whole[self.end : end if end >= 0 else None]
-        return (whole[begin : self.begin] + self.after.encode() + rest).decode().splitlines()[0].strip()
+        line_rest = whole[self.end : end if end >= 0 else None]
+        return (whole[begin : self.begin] + self.after.encode() + line_rest).decode().splitlines()[0].strip()
 
 
 def mutations(source: str) -> list[Mutation]:
@@ -60,11 +60,11 @@ def mutations(source: str) -> list[Mutation]:
     [('a < b', '(a <= b)'), ('a if a < b else b', '(b if a < b else a)')]
     """
     whole, starts = source.encode(), _line_starts(source)
-    found = []
-    for node, other in _changes(ast.parse(source)):
+    sorted_mutations = []
+    for node, changed in _changes(ast.parse(source)):
         begin, end = _span(node, starts)
-        found.append(Mutation(node.lineno, begin, end, whole[begin:end].decode(), _text(other)))
-    return sorted(found, key=lambda one: (one.end, one.begin, one.after))
+        sorted_mutations.append(Mutation(node.lineno, begin, end, whole[begin:end].decode(), _text(changed)))
+    return sorted(sorted_mutations, key=lambda mutation: (mutation.end, mutation.begin, mutation.after))
 
 
 def compiles(source: str) -> bool:
@@ -84,7 +84,7 @@ def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         elif isinstance(node, ast.comprehension):
             yield from ((condition, ast.Constant(True)) for condition in node.ifs)
         elif isinstance(node, ast.expr):
-            yield from ((node, other) for other in _others(node))
+            yield from ((node, changed) for changed in _others(node))
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -142,10 +142,10 @@ def _constants(node: ast.Constant) -> Iterator[ast.expr]:
 
 
 def _with(node: ast.expr, **fields: object) -> ast.expr:
-    other = deepcopy(node)
+    copied = deepcopy(node)
     for name, value in fields.items():
-        setattr(other, name, value)
-    return other
+        setattr(copied, name, value)
+    return copied
 
 
 def _without(members: list[Any], index: int) -> list[Any]:

@@ -54,7 +54,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            one.view(*one.shape[:2], HEADS, -1).transpose(1, 2) for one in self.qkv(self.norm_1(x)).split(WIDTH, -1)
+            projected.view(*projected.shape[:2], HEADS, -1).transpose(1, 2)
+            for projected in self.qkv(self.norm_1(x)).split(WIDTH, -1)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
@@ -69,10 +70,10 @@ class Model(nn.Module):
         self.tokens, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH, bias=False), nn.Linear(WIDTH, vocabulary, bias=False)
-        for name, one in self.named_parameters():
-            if one.dim() == 2:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
                 deep = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(one, std=0.02 / math.sqrt(2 * LAYERS) if deep else 0.02)
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if deep else 0.02)
         self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
@@ -92,11 +93,11 @@ class Norms:
             if isinstance(module, nn.Linear | nn.LayerNorm):
                 module.register_forward_hook(self.observe)
 
-    def watch(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+    def watch(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Take the norms when the gradient of the output is there."""
         if self.measures:
             take = self.of_linear if isinstance(module, nn.Linear) else self.of_norm
-            output.register_hook(lambda gradient: take(given[0].detach(), gradient))
+            output.register_hook(lambda gradient: take(inputs[0].detach(), gradient))
 
     def of_linear(self, x: Tensor, g: Tensor) -> None:
         """Exact: [example, in, out]; approximate: as if all inputs of an example were its root mean square."""
@@ -124,9 +125,9 @@ def characters() -> Tensor:
     """The text, as numbers of its characters."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
-    plain = [one for one in text if one == "\n" or " " <= one <= "~"][:TEXT_CHARACTERS]
-    numbers = {one: number for number, one in enumerate(sorted(set(plain)))}
-    return torch.tensor([numbers[one] for one in plain])
+    plain = [character for character in text if character == "\n" or " " <= character <= "~"][:TEXT_CHARACTERS]
+    numbers = {character: number for number, character in enumerate(sorted(set(plain)))}
+    return torch.tensor([numbers[character] for character in plain])
 
 
 def rate(step: int, steps: int) -> float:
@@ -144,7 +145,9 @@ def train(steps: int, every: int) -> Iterator[dict[str, float]]:
     model = Model(int(text.max()) + 1)
     norms = Norms(model)
     averages = {name: RunningNoise(decay=AVERAGE**every) for name in ESTIMATES}
-    groups = [[one for one in model.parameters() if (one.dim() == 2) is matrix] for matrix in (True, False)]
+    groups = [
+        [parameter for parameter in model.parameters() if (parameter.dim() == 2) is matrix] for matrix in (True, False)
+    ]
     optimizer = torch.optim.AdamW(
         [{"params": groups[0], "weight_decay": DECAY}, {"params": groups[1], "weight_decay": 0.0}], betas=BETAS, lr=RATE
     )
@@ -165,9 +168,9 @@ def train(steps: int, every: int) -> Iterator[dict[str, float]]:
         optimizer.zero_grad(set_to_none=True)
 
 
-def found(rows: list[dict[str, float]], arguments: argparse.Namespace) -> dict[str, Any]:
+def summarise(rows: list[dict[str, float]], arguments: argparse.Namespace) -> dict[str, Any]:
     """What is written: the ratios, their range, and rows."""
-    last = [row for row in rows[len(rows) // 2 :] if not any(math.isnan(one) for one in row.values())]
+    last = [row for row in rows[len(rows) // 2 :] if not any(math.isnan(number) for number in row.values())]
     ratios = {name: sorted(row[name] / row["exact"] for row in last) for name in ESTIMATES[1:]}
     return {
         "command": f"python benchmarks/noise_pair.py --steps {arguments.steps} --every {arguments.every}",
@@ -197,8 +200,8 @@ def main() -> int:
                 f"{row['step']:<7} {row['loss']:.4f} " + "  ".join(f"{row[name]:11.2f}" for name in ESTIMATES),
                 flush=True,
             )
-    result = found(rows, arguments)
-    print(json.dumps({name: one for name, one in result.items() if name != "rows"}, indent=2))
+    result = summarise(rows, arguments)
+    print(json.dumps({name: figure for name, figure in result.items() if name != "rows"}, indent=2))
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -43,7 +43,7 @@ SEQ_LEN, STAGES, WARM_UP = 512, 2, 2
 SCHEDULES = {"1f1b": 1, "interleaved": 2, "zb_h1": 1}
 
 
-class Asked(NamedTuple):
+class PipelineRequest(NamedTuple):
     """A schedule with v virtual stages of a rank."""
 
     schedule: str
@@ -60,25 +60,25 @@ class Timed(NamedTuple):
     end: float
 
 
-def run(rank: int, size: int, device: torch.device, asked: Asked) -> Iterator[list[list[list[Timed]]]]:
+def run(rank: int, size: int, device: torch.device, request: PipelineRequest) -> Iterator[list[list[list[Timed]]]]:
     """The passes of each step, by rank."""
     torch.set_num_threads(1)
-    layout = Layout(pp=STAGES, schedule=asked.schedule, num_virtual_stages=asked.v)
+    layout = Layout(pp=STAGES, schedule=request.schedule, num_virtual_stages=request.v)
     instance = RankProgram(architecture=MODEL, layout=layout, precision=get_precision("fp32"), seq_len=SEQ_LEN)
     engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh))
     engine.initialize(0)
     ids = torch.randint(MODEL.vocab_size, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-    batches = [MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())] * asked.num_micro_batches
-    found: list[list[Timed]] = []
-    for _ in range(WARM_UP + asked.steps):
+    batches = [MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())] * request.num_micro_batches
+    passes_by_step: list[list[Timed]] = []
+    for _ in range(WARM_UP + request.steps):
         passes: list[Timed] = []
         engine.observer.pass_span = lambda action, passes=passes: timed(action, passes)  # type: ignore[misc]
         dist.barrier()
-        engine.step(batches, asked.num_micro_batches * SEQ_LEN, asked.num_micro_batches, 0)
-        found.append(passes)
+        engine.step(batches, request.num_micro_batches * SEQ_LEN, request.num_micro_batches, 0)
+        passes_by_step.append(passes)
     ranks: list[Any] = [None] * size
-    dist.all_gather_object(ranks, found[WARM_UP:])
-    yield [[ranks[one][step] for one in range(size)] for step in range(asked.steps)]
+    dist.all_gather_object(ranks, passes_by_step[WARM_UP:])
+    yield [[ranks[rank][step] for rank in range(size)] for step in range(request.steps)]
 
 
 @contextmanager
@@ -93,8 +93,10 @@ def durations(steps: list[list[list[Timed]]], num_stages: int) -> Durations:
     """Medians by kind and stage."""
     seconds: dict[tuple[str, int], list[float]] = {}
     for step in steps:
-        for one in (one for rank in step for one in rank):
-            seconds.setdefault((one.action.kind, one.action.stage), []).append(one.end - one.begin)
+        for timed_pass in (timed_pass for rank in step for timed_pass in rank):
+            seconds.setdefault((timed_pass.action.kind, timed_pass.action.stage), []).append(
+                timed_pass.end - timed_pass.begin
+            )
     of = {key: statistics.median(values) for key, values in seconds.items()}
 
     def kind(name: str) -> tuple[float, ...]:
@@ -109,22 +111,28 @@ def durations(steps: list[list[list[Timed]]], num_stages: int) -> Durations:
     )
 
 
-def compared(asked: Asked) -> tuple[str, ...]:
+def compare_row(request: PipelineRequest) -> tuple[str, ...]:
     """A row of the table."""
-    (steps,) = run_in_processes(run, asked, "cpu", STAGES, 1)
-    actions = build_actions(asked.schedule, STAGES, asked.num_micro_batches, asked.v)
+    (steps,) = run_in_processes(run, request, "cpu", STAGES, 1)
+    actions = build_actions(request.schedule, STAGES, request.num_micro_batches, request.v)
     times = durations(steps, actions.num_stages)
     played = play_actions(actions, times)
     measured = statistics.median(
         max(rank[-1].end for rank in step) - min(rank[0].begin for rank in step) for step in steps
     )
-    orders = [[one for slot in slots for one in slot] for slots in actions.order]
+    orders = [[action for slot in slots for action in slot] for slots in actions.order]
     in_order = all(
-        [one.action for one in rank] == order for step in steps for rank, order in zip(step, orders, strict=True)
+        [timed_pass.action for timed_pass in rank] == order
+        for step in steps
+        for rank, order in zip(step, orders, strict=True)
     )
-    busy = sum(one.end - one.begin for step in steps for rank in step for one in rank) / len(steps) / STAGES
+    busy = (
+        sum(timed_pass.end - timed_pass.begin for step in steps for rank in step for timed_pass in rank)
+        / len(steps)
+        / STAGES
+    )
     return (
-        asked.schedule, str(asked.num_micro_batches), f"{measured:.3f}", f"{played.makespan:.3f}",
+        request.schedule, str(request.num_micro_batches), f"{measured:.3f}", f"{played.makespan:.3f}",
         f"{measured / played.makespan:.3f}", f"{measured / busy - 1:.1%}", f"{played.bubble:.1%}", str(in_order).lower(),
     )  # fmt: skip
 
@@ -139,9 +147,9 @@ def main() -> None:
     names = arguments.schedules or list(SCHEDULES)
     if unknown := set(names) - set(SCHEDULES):
         parser.error(f"unknown {', '.join(sorted(unknown))}; known are {', '.join(SCHEDULES)}")
-    asked = [Asked(name, SCHEDULES[name], arguments.micro_batches, arguments.steps) for name in names]
+    requests = [PipelineRequest(name, SCHEDULES[name], arguments.micro_batches, arguments.steps) for name in names]
     header = ("schedule", "micro-batches", "measured s", "played s", "ratio", "bubble", "played", "in order")
-    print(render_block(Table(rows=(header, *map(compared, asked)), right=range(1, 7))))
+    print(render_block(Table(rows=(header, *map(compare_row, requests)), right=range(1, 7))))
 
 
 if __name__ == "__main__":

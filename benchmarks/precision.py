@@ -87,7 +87,7 @@ def variants(usual: Setting = USUAL) -> Mapping[str, Variant]:
     fp32, fp16 = PRECISIONS["fp32"], PRECISIONS["fp16"]
     bare = replace(fp16, master=None)
     return {
-        **{name: Variant(one, usual) for name, one in PRECISIONS.items() if _runs(one)},
+        **{name: Variant(precision, usual) for name, precision in PRECISIONS.items() if _runs(precision)},
         "fp32, weights a last place off": Variant(fp32, usual, is_nudged=True),
         "fp8_nanotron, an fp32 master copy": Variant(replace(PRECISIONS["fp8_nanotron"], master="fp32"), usual),
         "fp16 without an fp32 copy of the weights": Variant(bare, usual),
@@ -119,8 +119,8 @@ def sums_in_fp16() -> Iterator[None]:
     def rounded(rows: Tensor, columns: Tensor) -> Tensor:
         total = torch.zeros(len(rows), columns.shape[1], dtype=torch.float16)
         pairs = zip(torch.split(rows, SUMMED_AT_ONCE, 1), torch.split(columns, SUMMED_AT_ONCE, 0), strict=True)
-        for left, right in pairs:
-            total = torch.addmm(total.float(), left.float(), right.float()).half()
+        for row_part, column_part in pairs:
+            total = torch.addmm(total.float(), row_part.float(), column_part.float()).half()
         return total
 
     def rounded_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ def losses(variant: Variant, batches: Batches, num_steps: int, seed: int = 0) ->
         for group in engine.groups:
             group.state.copy_(torch.nextafter(group.state, torch.full_like(group.state, torch.inf)))
         engine.publish()
-    found: list[float] = []
+    step_losses: list[float] = []
     for step in range(num_steps):
         read = batches.batch(step)
         batch = MicroBatch(torch.from_numpy(read.inputs_BT), torch.from_numpy(read.targets_BT))
@@ -176,8 +176,8 @@ def losses(variant: Variant, batches: Batches, num_steps: int, seed: int = 0) ->
             loss = float(engine.step([batch], GLOBAL_TOKENS, 1, step).loss) * GLOBAL_TOKENS / (NUM_SEQS * SEQ_LEN)
         except InputError:
             loss = float("nan")
-        found.append(loss)
-    return found
+        step_losses.append(loss)
+    return step_losses
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Row:
     def over(self, exact: Row) -> tuple[float, float]:
         """How far the last losses are above those of the same seeds in fp32, relative: the mean, and its standard error (NaN of
         one seed)."""
-        ratios = [one / other - 1 for one, other in zip(self.last, exact.last, strict=True)]
+        ratios = [loss / exact_loss - 1 for loss, exact_loss in zip(self.last, exact.last, strict=True)]
         return statistics.mean(ratios), standard_error(ratios)
 
 
@@ -205,9 +205,9 @@ def trained(variant: Variant, folder: Path, num_steps: int, seeds: Sequence[int]
     for seed in seeds:
         batches = Batches(TokenShards(folder, "train"), seq_len=SEQ_LEN, batch=NUM_SEQS, seed=seed)
         with sums_in_fp16() if variant.sums_in_fp16 else products_in_fp32():
-            found = losses(variant, batches, num_steps, seed)
-        firsts.append(found[0])
-        lasts.append(statistics.mean(found[-max(num_steps // 10, 1) :]))
+            step_losses = losses(variant, batches, num_steps, seed)
+        firsts.append(step_losses[0])
+        lasts.append(statistics.mean(step_losses[-max(num_steps // 10, 1) :]))
     return Row(statistics.mean(firsts), tuple(lasts))
 
 
@@ -235,14 +235,16 @@ def main() -> None:
             row = trained(variant, folder, arguments.steps, arguments.seeds)
             seconds = (time.process_time() - started) / arguments.steps / len(arguments.seeds)
             mean, error = row.over(exact.setdefault(variant.setting, row))
-            width, seeds = bytes_per_parameter(variant.precision), " ".join(f"{one:.4f}" for one in row.last)
+            width, seeds = bytes_per_parameter(variant.precision), " ".join(f"{loss:.4f}" for loss in row.last)
             print(
                 f"| {name} | {row.first:.4f} | {statistics.mean(row.last):.4f} | {mean:+.2%} | {error:.2%} | {width:g} | "
                 f"{seconds:.2f} | {seeds} |",
                 flush=True,
             )
-        for one in exact.values():
-            print(f"fp32's scatter from seed to seed: {standard_error(one.last) * math.sqrt(len(one.last)):.4f} nats")
+        for exact_row in exact.values():
+            print(
+                f"fp32's scatter from seed to seed: {standard_error(exact_row.last) * math.sqrt(len(exact_row.last)):.4f} nats"
+            )
 
 
 if __name__ == "__main__":

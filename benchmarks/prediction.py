@@ -84,7 +84,7 @@ def main() -> None:
             worst = max(worst, abs(error))
             print(
                 f"{name:<12}{done.predicted_s * 1e3:>7.0f} ms{measured * 1e3:>7.0f} ms{error:>+8.1%}"
-                f"{'yes' if done.inside else 'no':>8}{done.changed:>+9.0%}{done.others:>8.0%}  {', '.join(_by_term(done))}",
+                f"{'yes' if done.inside else 'no':>8}{done.changed:>+9.0%}{done.other_programs:>8.0%}  {', '.join(_by_term(done))}",
                 flush=True,
             )
     print(f"worst: {worst:.1%}")
@@ -96,7 +96,7 @@ class Done(NamedTuple):
 
     plans: tuple[Plan, Plan]
     terms: Mapping[str, float]
-    others: float
+    other_programs: float
 
     @property
     def predicted_s(self) -> float:
@@ -117,12 +117,12 @@ class Done(NamedTuple):
 
 def _calmest(case: Case, data: Path, folder: Path) -> Done:
     tries: list[Done] = []
-    while len(tries) < TRIES and not (tries and tries[-1].others <= CALM and abs(tries[-1].changed) <= STEADY):
+    while len(tries) < TRIES and not (tries and tries[-1].other_programs <= CALM and abs(tries[-1].changed) <= STEADY):
         before, first = _beside(partial(_planned, case))
         terms, during = _beside(partial(_trained, before, data, Path(tempfile.mkdtemp(dir=folder))))
         after, last = _beside(partial(_planned, case))
         tries.append(Done((before, after), terms, max(first, during, last)))
-    return min(tries, key=lambda done: max(done.others / CALM, abs(done.changed) / STEADY))
+    return min(tries, key=lambda done: max(done.other_programs / CALM, abs(done.changed) / STEADY))
 
 
 def _beside(run: Callable[[], Result]) -> tuple[Result, float]:
@@ -130,14 +130,14 @@ def _beside(run: Callable[[], Result]) -> tuple[Result, float]:
     before, started = (_busy_s(), _own_s()), time.perf_counter()
     result = run()
     wall = time.perf_counter() - started
-    busy, own = _busy_s() - before[0], _own_s() - before[1]
-    return result, max(busy - own, 0.0) / wall / (os.cpu_count() or 1)
+    busy, own_s = _busy_s() - before[0], _own_s() - before[1]
+    return result, max(busy - own_s, 0.0) / wall / (os.cpu_count() or 1)
 
 
 def _planned(case: Case) -> Plan:
-    found = measure_machine(case.layout.num_devices)
+    machine = measure_machine(case.layout.num_devices)
     job = Job(global_batch_tokens=case.num_seqs * case.seq_len, seq_len=case.seq_len, precision="fp32", loss="in_place")
-    return plan_layout(case.model, with_calibration(found.cluster, found.calibration), job, case.layout)
+    return plan_layout(case.model, with_calibration(machine.cluster, machine.calibration), job, case.layout)
 
 
 def _trained(plan: Plan, data: Path, folder: Path) -> dict[str, float]:

@@ -103,11 +103,11 @@ def main() -> int:
         return 0
     if arguments.other is None:
         parser.error("found no other checkout; one to compare with is required, or --list")
-    here, there = prices_of(Path(__file__).parents[1]), prices_of(arguments.other)
-    different = [name for name, value in here.items() if there.get(name) != value]
+    prices, other_prices = prices_of(Path(__file__).parents[1]), prices_of(arguments.other)
+    different = [name for name, value in prices.items() if other_prices.get(name) != value]
     for name in different:
-        print(f"{name}: {here[name]} here, {there.get(name)} there")
-    print(f"{len(here) - len(different)} of {len(here)} prices are equal to the last digit")
+        print(f"{name}: {prices[name]} here, {other_prices.get(name)} there")
+    print(f"{len(prices) - len(different)} of {len(prices)} prices are equal to the last digit")
     return 1 if different else 0
 
 

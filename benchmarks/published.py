@@ -33,13 +33,17 @@ def ablate() -> None:
     """Mean and median error of each kind of fold, with some of the constants held."""
     groups: dict[str, tuple[str, ...]] = {"nothing": ()} | {name: (name,) for name in CONSTANTS}
     for owner in ("chip", "stack"):
-        groups[f"all of a {owner}"] = tuple(name for name, one in CONSTANTS.items() if one.owner == owner)
+        groups[f"all of a {owner}"] = tuple(name for name, constant in CONSTANTS.items() if constant.owner == owner)
     groups["all"] = tuple(CONSTANTS)
     print(f"{'held where expected':<24}{'in sample':>16}{'model new':>16}{'lab new':>16}")
-    for name, held in groups.items():
-        found = fit_published(fixed=held)
-        errors = [fold_statistics(found, fold, STRATA["all"]) for fold in ("fitted", "model", "lab")]
-        print(f"{name:<24}" + "".join(f"{one.mean:>8.1%}{one.median:>8.1%}" for one in errors if one), flush=True)
+    for name, fixed in groups.items():
+        fit = fit_published(fixed=fixed)
+        errors = [fold_statistics(fit, fold, STRATA["all"]) for fold in ("fitted", "model", "lab")]
+        print(
+            f"{name:<24}"
+            + "".join(f"{statistics.mean:>8.1%}{statistics.median:>8.1%}" for statistics in errors if statistics),
+            flush=True,
+        )
 
 
 LEADS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
@@ -47,16 +51,21 @@ LEADS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 
 def leads() -> None:
     """Pairs of layouts of one model on one machine: how often the predicted order is the measured one, by the predicted lead."""
-    judged = [one for one in predict_rows(published_rows()) if one.scored and one.error is not None]
-    runs = [time_per_token(one.row, one.row.step_time_s, one.prediction.estimate.step_time_s) for one in judged]
-    for least, (count, share) in zip(LEADS, ordered_share_by_lead(runs, LEADS), strict=True):
-        print(f"lead of {least:>4.0%} or more  {count:>5} pairs  {share:>6.1%} ordered rightly")
+    judged = [
+        predicted for predicted in predict_rows(published_rows()) if predicted.scored and predicted.error is not None
+    ]
+    runs = [
+        time_per_token(predicted.row, predicted.row.step_time_s, predicted.prediction.estimate.step_time_s)
+        for predicted in judged
+    ]
+    for min_lead, (count, share) in zip(LEADS, ordered_share_by_lead(runs, LEADS), strict=True):
+        print(f"lead of {min_lead:>4.0%} or more  {count:>5} pairs  {share:>6.1%} ordered rightly")
 
 
-def tell(what: str, done: int = 0, total: int = 0) -> None:
+def print_stage(stage: str, done: int = 0, total: int = 0) -> None:
     """What is being done, once for each."""
     if done <= 1:
-        print(what, file=sys.stderr, flush=True)
+        print(stage, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -72,7 +81,7 @@ def main() -> None:
         ablate()
         return
     started = time.process_time()
-    result = fit_published(progress=tell)
+    result = fit_published(progress=print_stage)
     print(render_text(fold_report(result)))
     print(f"{time.process_time() - started:.0f} s of CPU")
     if arguments.write:

@@ -25,20 +25,23 @@ WAIT_S = 0.05
 def run(tests: list[str], limit_s: float) -> dict[str, Any]:
     """The exit status of pytest on some tests, up to the first that fails, and what it said."""
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder, "said")
+        output_file = Path(folder, "said")
         child = os.fork()
         if child == 0:
-            _test(tests, said, Path(folder, "temporary"))
+            _test(tests, output_file, Path(folder, "temporary"))
         signal.signal(signal.SIGTERM, lambda *_: _end(child))
         status = _status(child, time.monotonic() + limit_s)
         _kill(child)  # what its tests have started and left
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return {"status": status, "output": said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""}
+        return {
+            "status": status,
+            "output": output_file.read_text(encoding="utf-8", errors="replace") if output_file.exists() else "",
+        }
 
 
-def _test(tests: list[str], said: Path, temporary: Path) -> None:
+def _test(tests: list[str], output_file: Path, temporary: Path) -> None:
     os.setsid()
-    output = os.open(said, os.O_WRONLY | os.O_CREAT)
+    output = os.open(output_file, os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(output, stream)
     status = 99
@@ -66,8 +69,8 @@ def _end(child: int) -> None:
 
 def _status(child: int, end: float) -> int | None:
     while time.monotonic() < end:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             return os.waitstatus_to_exitcode(status)
         time.sleep(WAIT_S)
     return None

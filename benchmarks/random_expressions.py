@@ -30,17 +30,17 @@ def random_expressions(count: int, seed: int = 0) -> Iterator[ShardedExpression]
     """`count` legal expressions; the n-th does not depend on how many are asked for."""
     for index in range(count):
         rng = random.Random(f"{seed}/{index}")
-        made = None
-        while made is None:
-            made = _attempt(rng)
-        yield made
+        expression = None
+        while expression is None:
+            expression = _attempt(rng)
+        yield expression
 
 
 def _attempt(rng: random.Random) -> ShardedExpression | None:
     """One draw, or none when it is too large or says something that the notation does not allow."""
     mesh = _mesh(rng)
     dims = _dims(rng)
-    specs = [_spec(rng, own, mesh) for own in dims]
+    specs = [_spec(rng, tensor_dims, mesh) for tensor_dims in dims]
     if rng.random() < 0.1:
         specs[0] = _partial(rng, specs[0], mesh)
     tensors = [ParsedTensor(name, spec) for name, spec in zip("ABC", specs[:-1], strict=False)]
@@ -49,10 +49,12 @@ def _attempt(rng: random.Random) -> ShardedExpression | None:
     if not _small(dims, sizes):
         return None
     try:
-        made = shard_expression(EinsumExpression(tuple(tensors), result), mesh, sizes, rng.choice(("bf16", "fp32")))
+        expression = shard_expression(
+            EinsumExpression(tuple(tensors), result), mesh, sizes, rng.choice(("bf16", "fp32"))
+        )
     except InputError:
         return None
-    return made if _is_product(made) else None
+    return expression if _is_product(expression) else None
 
 
 def _mesh(rng: random.Random) -> Mesh:
@@ -65,12 +67,12 @@ def _mesh(rng: random.Random) -> Mesh:
 def _dims(rng: random.Random) -> list[Dims]:
     """Dims of the operands, and of the result behind them."""
     letters = iter(LETTERS)
-    left, right, result = _pair(rng, letters)
+    first, second, result = _pair(rng, letters)
     if rng.random() < 0.6:
-        operands = [left, right]
+        operands = [first, second]
     else:
-        third, result = _third(rng, letters, left, result)
-        operands = [left, right, third]
+        third, result = _third(rng, letters, first, result)
+        operands = [first, second, third]
     if rng.random() < 0.3:
         operands = [_shuffled(rng, dims) for dims in operands]
         result = _shuffled(rng, result)
@@ -78,20 +80,20 @@ def _dims(rng: random.Random) -> list[Dims]:
 
 
 def _pair(rng: random.Random, letters: Iterator[str]) -> tuple[Dims, Dims, Dims]:
-    batch, summed, left, right = (
+    batch, summed, left_only, right_only = (
         [next(letters) for _ in range(rng.choice(counts))] for counts in ((0, 0, 0, 1, 2), (0, 1, 1, 1, 2), (0, 1, 1), (0, 1, 1))
     )  # fmt: skip
-    if not (batch or summed or (left and right)):
+    if not (batch or summed or (left_only and right_only)):
         return _pair(rng, letters)
-    return (*batch, *left, *summed), (*batch, *summed, *right), (*batch, *left, *right)
+    return (*batch, *left_only, *summed), (*batch, *summed, *right_only), (*batch, *left_only, *right_only)
 
 
-def _third(rng: random.Random, letters: Iterator[str], left: Dims, running: Dims) -> tuple[Dims, Dims]:
+def _third(rng: random.Random, letters: Iterator[str], first_dims: Dims, running: Dims) -> tuple[Dims, Dims]:
     """A third operand that sums some dims of the running product, or scales along them, and the new result."""
     summed = [dim for dim in running if rng.random() < 0.5]
     kept = [dim for dim in running if dim not in summed]
     scaled = [dim for dim in kept if rng.random() < 0.2]
-    gone = [dim for dim in left if dim not in running]
+    gone = [dim for dim in first_dims if dim not in running]
     new = [gone[0]] if gone and rng.random() < 0.3 else [next(letters)] if rng.random() < 0.8 else []
     return (*scaled, *summed, *new), (*kept, *new)
 
@@ -125,13 +127,15 @@ def _sizes(rng: random.Random, specs: Sequence[Spec], mesh: Mesh) -> dict[str, i
 
 
 def _small(dims: Sequence[Dims], sizes: Mapping[str, int]) -> bool:
-    product = math.prod(sizes[dim] for dim in {dim for own in dims for dim in own})
-    return product <= LARGEST_PRODUCT and all(math.prod(sizes[dim] for dim in own) <= LARGEST_TENSOR for own in dims)
+    product = math.prod(sizes[dim] for dim in {dim for tensor_dims in dims for dim in tensor_dims})
+    return product <= LARGEST_PRODUCT and all(
+        math.prod(sizes[dim] for dim in tensor_dims) <= LARGEST_TENSOR for tensor_dims in dims
+    )
 
 
-def _is_product(made: ShardedExpression) -> bool:
+def _is_product(expression: ShardedExpression) -> bool:
     """Whether every dim that the result lacks is in two operands: a sum over one operand alone is no product."""
-    held = [dim for spec in made.operands for dim in spec.dims]
-    return all(spec.dims for spec in made.operands) and all(
-        dim in made.result_dims or held.count(dim) > 1 for dim in held
+    operand_dims = [dim for spec in expression.operands for dim in spec.dims]
+    return all(spec.dims for spec in expression.operands) and all(
+        dim in expression.result_dims or operand_dims.count(dim) > 1 for dim in operand_dims
     )

@@ -65,10 +65,10 @@ def rehearsed(name: str, rank: int) -> tuple[Timed, dict[str, Any]]:
     return done, json.loads(done.printed)
 
 
-def largest_difference(said: dict[str, Any], *, peak: bool) -> str:
+def largest_difference(rehearsal: dict[str, Any], *, peak: bool) -> str:
     """The judged term that is the furthest from the plan, and by how much."""
-    memory = said["memory"]
-    judged = [one["name"] for one in memory["terms"] if one["is_judged"] and (one["name"] == "peak") is peak]
+    memory = rehearsal["memory"]
+    judged = [term["name"] for term in memory["terms"] if term["is_judged"] and (term["name"] == "peak") is peak]
     differences = {name: memory["executed"][name] / memory["planned"][name] - 1 for name in judged}
     worst = max(differences, key=lambda name: abs(differences[name]))
     return f"{differences[worst]:+.2%}" + ("" if peak else f" ({worst})")
@@ -81,13 +81,13 @@ def main() -> int:
     arguments = parser.parse_args()
     rows, fine = [("model", "ranks", "layout", "seconds", "GB", "collectives", "equal", "worst term", "peak")], True
     for name in arguments.names or PLANS:
-        done, said = rehearsed(name, arguments.rank)
-        fine &= said["ok"] and done.seconds < MOST_SECONDS and done.num_bytes < MOST_BYTES
+        done, rehearsal = rehearsed(name, arguments.rank)
+        fine &= rehearsal["ok"] and done.seconds < MOST_SECONDS and done.num_bytes < MOST_BYTES
         rows.append(
             (
-                name, f"{said['ranks']:,}", said["layout"]["text"], f"{done.seconds:.1f}", f"{done.num_bytes / 1e9:.2f}",
-                f"{said['collectives']['found']:,}", str(said["collectives_equal"]).lower(),
-                largest_difference(said, peak=False), largest_difference(said, peak=True),
+                name, f"{rehearsal['ranks']:,}", rehearsal["layout"]["text"], f"{done.seconds:.1f}", f"{done.num_bytes / 1e9:.2f}",
+                f"{rehearsal['collectives']['found']:,}", str(rehearsal["collectives_equal"]).lower(),
+                largest_difference(rehearsal, peak=False), largest_difference(rehearsal, peak=True),
             )
         )  # fmt: skip
     print(render_block(Table(rows=tuple(rows), right=(1, 3, 4, 5))))

@@ -27,9 +27,9 @@ def timed(function: Callable[[], Result]) -> tuple[float, Result]:
     best = None
     for _ in range(REPEATS):
         begin = time.perf_counter()
-        found = function()
+        result = function()
         seconds = time.perf_counter() - begin
-        best = (seconds, found) if best is None or seconds < best[0] else best
+        best = (seconds, result) if best is None or seconds < best[0] else best
     assert best is not None
     return best
 

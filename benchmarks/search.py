@@ -113,7 +113,7 @@ def compare_hybrids() -> bool:
     rows from the price of each layout alone; whether all are met."""
     cluster, job = load_cluster("h100:256"), Job(global_batch_tokens=2**22, seq_len=4096)
     known = {name: load_model(name) for name in ("deepseek-v3", "qwen3-30b-a3b", "llama-3-70b")}
-    plain_s, met = 0.0, []
+    plain_s, is_met = 0.0, []
     print(
         "on 256 H100               layouts, for a CPU-second: of a first search, of a second; units derived; difference"
     )
@@ -130,8 +130,8 @@ def compare_hybrids() -> bool:
             f"{name:<24} {first.num_layouts:>10,} {' '.join(f'{rate:>10,.0f}' for rate in rates)} {num_derived:>5} "
             f"{difference:.1e}, {ratio:.2f} of the CPU seconds of deepseek-v3"
         )
-        met.append(ratio <= MOST_CPU_OF_A_HYBRID and difference <= LARGEST_DIFFERENCE)
-    return all(met)
+        is_met.append(ratio <= MOST_CPU_OF_A_HYBRID and difference <= LARGEST_DIFFERENCE)
+    return all(is_met)
 
 
 def worst_difference(problem: Problem, result: SearchResult) -> float:
@@ -161,28 +161,28 @@ def run_plan(question: Question) -> tuple[float, float]:
 
 def rates(repeat: int) -> bool:
     """Print the rates; whether all are met."""
-    met = []
+    is_met = []
     for question in QUESTIONS:
         if question.per_cpu_second:
             results = [run_search(question) for _ in range(repeat + 1)]
-            found = [result.num_layouts / result.cpu_seconds for result in results]
+            layouts_per_s = [result.num_layouts / result.cpu_seconds for result in results]
             print(f"{question.model:<26} {results[0].num_layouts:,} of {results[0].num_candidates:,} candidates")
             print(
-                f"  layouts per CPU-second   {max(found[1:]):,.0f} ({min(found[1:]):,.0f} to), {found[0]:,.0f} the first time"
+                f"  layouts per CPU-second   {max(layouts_per_s[1:]):,.0f} ({min(layouts_per_s[1:]):,.0f} to), {layouts_per_s[0]:,.0f} the first time"
             )
-            met.append(max(found[1:]) >= question.per_cpu_second)
-    return all(met)
+            is_met.append(max(layouts_per_s[1:]) >= question.per_cpu_second)
+    return all(is_met)
 
 
 def processes(repeat: int) -> bool:
     """Print what processes take; whether it is no more than it may be."""
-    met = []
+    is_met = []
     for question in QUESTIONS:
         used = [run_plan(question) for _ in range(repeat + 1)][1:]
-        seconds, memory = min(one for one, _ in used), max(most for _, most in used)
+        seconds, memory = min(cpu_s for cpu_s, _ in used), max(num_bytes for _, num_bytes in used)
         print(f"plan {question.model:<21} {seconds:.2f} s of CPU time, {memory / 1e6:.0f} MB")
-        met.append(seconds <= question.most_cpu_s and memory <= LARGEST_MEMORY_BYTES)
-    return all(met)
+        is_met.append(seconds <= question.most_cpu_s and memory <= LARGEST_MEMORY_BYTES)
+    return all(is_met)
 
 
 def recount(num_devices: int) -> tuple[int, int]:
@@ -231,8 +231,8 @@ def main() -> int:
     difference = largest_difference(arguments.samples)
     print(f"legal candidates, 16 H100  {by_arrays:,} by arrays, {by_loops:,} one by one")
     print(f"largest difference         {difference:.1e}")
-    met = fast, small, hybrids, by_arrays == by_loops, difference <= LARGEST_DIFFERENCE
-    return 0 if all(met) else 1
+    is_met = fast, small, hybrids, by_arrays == by_loops, difference <= LARGEST_DIFFERENCE
+    return 0 if all(is_met) else 1
 
 
 if __name__ == "__main__":

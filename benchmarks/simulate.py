@@ -41,9 +41,9 @@ def row(name: str) -> str:
         simulation = Simulation(simulate_step(pricing))
         path, peak = simulation.critical_path, simulation.peak_bytes
         times.append(time.process_time() - begin)
-    found = simulation.found
-    passes = sum(map(len, found.clock.starts))
-    events = sum(len(played.events) for plays in found.slot_timelines for played in plays)
+    result = simulation.found
+    passes = sum(map(len, result.clock.starts))
+    events = sum(len(played.events) for plays in result.slot_timelines for played in plays)
     assert path
     assert peak > 0
     traced = "" if events > MOST_TRACED else f", its trace {_traced_s(simulation):.2f} s more"

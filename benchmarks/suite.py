@@ -174,9 +174,9 @@ def rooms_of(costs: dict[str, Cost]) -> dict[str, Cost]:
     return rooms
 
 
-def table(costs: dict[str, Cost], most: int | None = None) -> str:
+def table(costs: dict[str, Cost], max_rows: int | None = None) -> str:
     """The costliest first."""
-    rows = sorted(costs.items(), key=lambda item: -item[1].cpu_s)[:most]
+    rows = sorted(costs.items(), key=lambda item: -item[1].cpu_s)[:max_rows]
     lines = [f"{'':44}{'tests':>7}{'CPU s':>9}{'wall s':>9}{'processes':>11}"]
     lines += [
         f"{name:44}{cost.tests:>7}{cost.cpu_s:>9.1f}{cost.wall_s:>9.1f}{cost.processes:>11}" for name, cost in rows

@@ -91,7 +91,9 @@ def engine_step(precision: Precision, num_processes: int, architecture: Architec
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
-    kinds = [[one for one in model.parameters() if (one.dim() > 1) is matrix] for matrix in (True, False)]
+    kinds = [
+        [parameter for parameter in model.parameters() if (parameter.dim() > 1) is matrix] for matrix in (True, False)
+    ]
     return torch.optim.AdamW(
         [{"params": kinds[0], "weight_decay": FIELDS["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}],
         lr=RECIPE.learning_rate, betas=(FIELDS["beta1"], FIELDS["beta2"]), eps=FIELDS["epsilon"], fused=True,
@@ -167,16 +169,16 @@ def timed(step: Step, num_steps: int) -> float:
     return time.perf_counter() - started
 
 
-def paired(ours: Step, other: Step, pairs: int, num_steps: int) -> list[float]:
+def paired(ours: Step, baseline: Step, pairs: int, num_steps: int) -> list[float]:
     """Ratios of the other's time to ours, in turn first and second; two steps of each are not counted."""
-    for step in (ours, other):
+    for step in (ours, baseline):
         timed(step, 2)
-    found = []
+    ratios = []
     for number in range(pairs):
-        order = (ours, other) if number % 2 else (other, ours)
+        order = (ours, baseline) if number % 2 else (baseline, ours)
         seconds = {step: timed(step, num_steps) for step in order}
-        found.append(seconds[other] / seconds[ours])
-    return found
+        ratios.append(seconds[baseline] / seconds[ours])
+    return ratios
 
 
 def report(name: str, ratios: list[float], required: float | None) -> bool:
@@ -233,14 +235,14 @@ def main() -> int:
         ratios = paired(ours, plain_step(dtype), arguments.pairs, arguments.steps)
         good &= report("one process, a plain loop", ratios, REQUIRED)
     if "experts" in arguments.what:
-        ours, other = engine_step(precision, 1, EXPERTS), plain_step(dtype, architecture=EXPERTS)
+        ours, baseline = engine_step(precision, 1, EXPERTS), plain_step(dtype, architecture=EXPERTS)
         good &= report(
-            "one process, experts, a plain loop", paired(ours, other, arguments.pairs, arguments.steps), REQUIRED
+            "one process, experts, a plain loop", paired(ours, baseline, arguments.pairs, arguments.steps), REQUIRED
         )
     if "compiled" in arguments.what:
-        ours, other = engine_step(precision, 1), plain_step(dtype, compiled=True)
+        ours, baseline = engine_step(precision, 1), plain_step(dtype, compiled=True)
         report(
-            "one process, a plain loop that is compiled", paired(ours, other, arguments.pairs, arguments.steps), None
+            "one process, a plain loop that is compiled", paired(ours, baseline, arguments.pairs, arguments.steps), None
         )
     if "transformers" in arguments.what:
         ratios = paired(engine_step(precision, 1), transformers_step(dtype), arguments.pairs, arguments.steps)

@@ -48,12 +48,12 @@ class Compared:
         return self.used.estimate.step_time_s / self.best.estimate.step_time_s - 1 if self.best else None
 
 
-def compared(wanted: str = "") -> Iterable[Compared]:
+def compared(text: str = "") -> Iterable[Compared]:
     """The runs of `well_known.toml` whose title or id has `wanted`."""
     rows = {row.id: row for row in published_rows()}
-    told: Mapping[str, Mapping[str, str]] = tomllib.loads(RUNS.read_text(encoding="utf-8"))
-    for name, entry in told.items():
-        if wanted.lower() in f"{name} {entry['title']}".lower():
+    described: Mapping[str, Mapping[str, str]] = tomllib.loads(RUNS.read_text(encoding="utf-8"))
+    for name, entry in described.items():
+        if text.lower() in f"{name} {entry['title']}".lower():
             used = predict_cached(rows[name].inputs)
             assert isinstance(used, RowPrediction), f"{name}: {used}"
             yield Compared(
@@ -78,9 +78,9 @@ def document(runs: Iterable[Compared]) -> str:
         "| run | devices | stack | used, predicted | measured | plan | gap |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [_table_row(one) for one in every]
-    for one in every:
-        lines += ["", f"## {one.title}", "", *_paragraph(one)]
+    lines += [_table_row(run) for run in every]
+    for run in every:
+        lines += ["", f"## {run.title}", "", *_paragraph(run)]
     return "\n".join(lines) + "\n"
 
 
@@ -95,33 +95,33 @@ _INTRODUCTION = (
 )
 
 
-def _table_row(one: Compared) -> str:
-    case, estimate = one.used.case, one.used.estimate
-    measured = one.row.step_time_s
+def _table_row(run: Compared) -> str:
+    case, estimate = run.used.case, run.used.estimate
+    measured = run.row.step_time_s
     cells = (
-        one.title, f"{case.cluster.num_devices:,} {case.cluster.chip.name}", case.software.stack.name,
+        run.title, f"{case.cluster.num_devices:,} {case.cluster.chip.name}", case.software.stack.name,
         format_seconds(estimate.step_time_s), format_seconds(measured) if measured else "",
-        format_seconds(one.best.estimate.step_time_s) if one.best else "none fits",
-        f"{one.gap:+.1%}" if one.gap is not None else "",
+        format_seconds(run.best.estimate.step_time_s) if run.best else "none fits",
+        f"{run.gap:+.1%}" if run.gap is not None else "",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-def _paragraph(one: Compared) -> Iterable[str]:
-    case, estimate = one.used.case, one.used.estimate
-    yield f"Source: {one.row.source} (`{one.row.id}`)."
+def _paragraph(run: Compared) -> Iterable[str]:
+    case, estimate = run.used.case, run.used.estimate
+    yield f"Source: {run.row.source} (`{run.row.id}`)."
     yield ""
     full = "" if estimate.fits else ", which does not fit by the memory model"
     yield f"- used: `{_plain(case.layout)}`, {format_bytes(estimate.memory_bytes)}{full}"
-    if one.best is None:
+    if run.best is None:
         yield "- plan: none; nothing that the stack runs fits by the memory model"
     else:
-        yield f"- plan: `{_plain(one.best.layout)}`, {format_bytes(one.best.estimate.memory_bytes)}"
-        yield f"- {explanation(one.used, one.best)}"
-        if one.best.search and one.best.search.elsewhere:
-            yield f"- {one.best.search.elsewhere}"
-    if one.reason:
-        yield f"- {one.reason}"
+        yield f"- plan: `{_plain(run.best.layout)}`, {format_bytes(run.best.estimate.memory_bytes)}"
+        yield f"- {explanation(run.used, run.best)}"
+        if run.best.search and run.best.search.elsewhere:
+            yield f"- {run.best.search.elsewhere}"
+    if run.reason:
+        yield f"- {run.reason}"
 
 
 def explanation(used: RowPrediction, best: Plan) -> str:
@@ -131,7 +131,7 @@ def explanation(used: RowPrediction, best: Plan) -> str:
     if abs(gap) <= RESOLUTION:
         return f"no clear gap: the used layout is {words}"
     changes = changed_fields(_plain(best.layout), _plain(used.case.layout)).items()
-    changed = ", ".join(f"{name} {mine} for {its}" for name, (mine, its) in changes)
+    changed = ", ".join(f"{name} {planned} for {used_value}" for name, (planned, used_value) in changes)
     if gap < 0:
         why = "; ".join(_out_of_reach(used)) or "the plan is simpler"
         return f"the used layout is {-gap:.1%} faster: {why}. The plan has {changed}"

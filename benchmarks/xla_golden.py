@@ -49,13 +49,13 @@ MODEL, SEQ_LEN, QUERY_BLOCK = "llama-3-8b", 2048, 256
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    versions_by_package = {}
     for package in ("jax", "jaxlib", "jax-cuda12-pjrt", "libtpu"):
         try:
-            found[package] = version(package)
+            versions_by_package[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_by_package
 
 
 def head(name: str, packages: Sequence[str]) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def train(name: str) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr[-2000:]}")
-    found = json.loads(done.stdout)
+    compiled = json.loads(done.stdout)
     setting = {"target": topology, "devices": devices, "model": MODEL, "seq_len": SEQ_LEN, "global_batch_seqs": devices}
-    return head(name, ["libtpu" if backend == "tpu" else "jax-cuda12-pjrt"]) | setting | found
+    return head(name, ["libtpu" if backend == "tpu" else "jax-cuda12-pjrt"]) | setting | compiled
 
 
 # The step
@@ -124,13 +124,13 @@ def compile_step(name: str) -> dict[str, Any]:
     backend, topology, count = TRAIN[name]
     jax.devices()
     if backend == "gpu":
-        found = topologies.get_topology_desc(
+        described_devices = topologies.get_topology_desc(
             "h100", "cuda", topology=topology, target_config=xla_worker.H100_DESCRIPTION
         ).devices
-        grid = np.array(list(found))
+        grid = np.array(list(described_devices))
     else:
-        found = topologies.get_topology_desc(topology, platform="tpu").devices
-        grid = mesh_utils.create_device_mesh((count,), list(found), allow_split_physical_axes=True)
+        described_devices = topologies.get_topology_desc(topology, platform="tpu").devices
+        grid = mesh_utils.create_device_mesh((count,), list(described_devices), allow_split_physical_axes=True)
     mesh = jax.sharding.Mesh(grid, ("fsdp",))
 
     def sharding(ndim: int, position: int) -> NamedSharding:
@@ -161,12 +161,12 @@ def compile_step(name: str) -> dict[str, Any]:
 
 def collectives_of(text: str) -> dict[str, dict[str, float]]:
     """How many collectives of each kind the step's text has, and the elements that a device receives: a loop's body once."""
-    found: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     for collective in HloProgram(text).collectives():
-        row = found.setdefault(collective.kind, {"count": 0, "received_elements": 0.0})
+        row = rows.setdefault(collective.kind, {"count": 0, "received_elements": 0.0})
         row["count"] += 1
         row["received_elements"] += collective.received_elements
-    return dict(sorted(found.items()))
+    return dict(sorted(rows.items()))
 
 
 def train_step(sharding: Any, weights: Any, master: Any, first: Any, second: Any, tokens: Any) -> Any:
@@ -192,8 +192,8 @@ def loss(sharding: Any, weights: Any, tokens: Any) -> Any:
     def split(array: Any) -> Any:
         return jax.lax.with_sharding_constraint(array, sharding(array.ndim, 0))
 
-    def layer(x_BTD: Any, own: Mapping[str, Any]) -> tuple[Any, None]:
-        return split(block(x_BTD, {w: gathered(a) for w, a in own.items()})), None
+    def layer(x_BTD: Any, layer_weights: Mapping[str, Any]) -> tuple[Any, None]:
+        return split(block(x_BTD, {w: gathered(a) for w, a in layer_weights.items()})), None
 
     stacked = {w: a for w, a in weights.items() if w not in WHOLE}
     rebuilt = jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable)
@@ -237,14 +237,14 @@ def attention(q_BTNH: Any, k_BSKH: Any, v_BSKH: Any) -> Any:
     q = q_BTNH.reshape(b, blocks, QUERY_BLOCK, n // groups, groups, h).swapaxes(0, 1)
 
     @jax.checkpoint
-    def one(carry: None, item: Any) -> tuple[None, Any]:
-        own, number = item
-        scores = jnp.einsum("bqkgh,bskh->bkgqs", own, k_BSKH).astype(jnp.float32) * h**-0.5
+    def attend_block(carry: None, item: Any) -> tuple[None, Any]:
+        queries, number = item
+        scores = jnp.einsum("bqkgh,bskh->bkgqs", queries, k_BSKH).astype(jnp.float32) * h**-0.5
         row = number * QUERY_BLOCK + jnp.arange(QUERY_BLOCK)
         masked = jnp.where(row[:, None] >= jnp.arange(t), scores, -1e30)
-        return None, jnp.einsum("bkgqs,bskh->bqkgh", jax.nn.softmax(masked).astype(own.dtype), v_BSKH)
+        return None, jnp.einsum("bkgqs,bskh->bqkgh", jax.nn.softmax(masked).astype(queries.dtype), v_BSKH)
 
-    _, out = jax.lax.scan(one, None, (q, jnp.arange(blocks)))
+    _, out = jax.lax.scan(attend_block, None, (q, jnp.arange(blocks)))
     return out.swapaxes(0, 1).reshape(b, t, n, h)
 
 
@@ -252,15 +252,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(["products", *TRAIN]))
     parser.add_argument("--compile", choices=list(TRAIN), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.compile:
-        json.dump(compile_step(asked.compile), sys.stdout)
-    unknown = [name for name in asked.names if name not in ("products", *TRAIN)]
+    arguments = parser.parse_args()
+    if arguments.compile:
+        json.dump(compile_step(arguments.compile), sys.stdout)
+    unknown = [name for name in arguments.names if name not in ("products", *TRAIN)]
     if unknown:
         parser.error(f"found {unknown[0]!r}; one of products, {', '.join(TRAIN)} is required")
-    for name in asked.names:
-        made = products(name) if name == "products" else train(name)
-        (GOLDEN / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
+    for name in arguments.names:
+        recorded = products(name) if name == "products" else train(name)
+        (GOLDEN / f"{name}.json").write_text(json.dumps(recorded, indent=1) + "\n")
         print(f"{name}: written", file=sys.stderr)
 
 

@@ -79,9 +79,11 @@ def replayed(session: str) -> str:
     names: dict[str, object] = {}
     lines: list[str] = []
     for example in doctest.DocTestParser().get_examples(session + "\n"):
-        first, *rest = example.source.rstrip("\n").split("\n")
-        lines += [f">>> {first}", *(f"... {line}" for line in rest)]
-        lines += ["..."] if rest and rest[-1].startswith(" ") else []  # ends an indented block, as at a prompt
+        first, *following = example.source.rstrip("\n").split("\n")
+        lines += [f">>> {first}", *(f"... {line}" for line in following)]
+        lines += (
+            ["..."] if following and following[-1].startswith(" ") else []
+        )  # ends an indented block, as at a prompt
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(compile(example.source, "<session>", "single"), names)

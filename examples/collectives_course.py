@@ -57,19 +57,19 @@ def gather(rank: int, size: int) -> Iterator[Line]:
     """Rank 0 collects every rank's array."""
     x = torch.full((5,), rank + 1.0)
     yield "Before gather", str(x)
-    found = [torch.zeros(5) for _ in range(size)] if rank == 0 else None
-    dist.gather(x, found, dst=0)
-    if found is not None:
-        yield "After gather", str(found)
+    collected = [torch.zeros(5) for _ in range(size)] if rank == 0 else None
+    dist.gather(x, collected, dst=0)
+    if collected is not None:
+        yield "After gather", str(collected)
 
 
 def all_gather(rank: int, size: int) -> Iterator[Line]:
     """Every rank collects every rank's array."""
     x = torch.full((5,), rank + 1.0)
     yield "Before all_gather", str(x)
-    found = [torch.zeros(5) for _ in range(size)]
-    dist.all_gather(found, x)
-    yield "After all_gather", str(found)
+    collected = [torch.zeros(5) for _ in range(size)]
+    dist.all_gather(collected, x)
+    yield "After all_gather", str(collected)
 
 
 def scatter(rank: int, size: int) -> Iterator[Line]:
@@ -173,9 +173,9 @@ def teach(lessons: tuple[Lesson, ...], size: int) -> None:
         ranks = list(pool.map(part, range(size)))
     for number, lesson in enumerate(lessons):
         print(f"# {lesson.__name__}: {lesson.__doc__}\n")
-        held = [(rank, about, what) for rank, lines in enumerate(ranks) for about, what in lines[number]]
-        for moment in dict.fromkeys(about for _, about, _ in held):
-            print(*(f"{about} on rank {rank}: {what}" for rank, about, what in held if about == moment), sep="\n")
+        printed = [(rank, about, text) for rank, lines in enumerate(ranks) for about, text in lines[number]]
+        for moment in dict.fromkeys(about for _, about, _ in printed):
+            print(*(f"{about} on rank {rank}: {text}" for rank, about, text in printed if about == moment), sep="\n")
         print(flush=True)
 
 

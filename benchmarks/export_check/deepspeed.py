@@ -40,11 +40,11 @@ def refused(folder: Path) -> str | None:
         mock.patch.object(deepspeed.comm, "get_world_size", return_value=world // tp),
     ):
         try:
-            found = DeepSpeedConfig(config)
-            assert found.train_micro_batch_size_per_gpu == config["train_micro_batch_size_per_gpu"]
-            assert int(found.zero_optimization_stage) == config["zero_optimization"]["stage"]
+            parsed = DeepSpeedConfig(config)
+            assert parsed.train_micro_batch_size_per_gpu == config["train_micro_batch_size_per_gpu"]
+            assert int(parsed.zero_optimization_stage) == config["zero_optimization"]["stage"]
             validate_autoep_config(
-                found.expert_parallel_config, world, 1, tp, sp, zero_stage=found.zero_optimization_stage
+                parsed.expert_parallel_config, world, 1, tp, sp, zero_stage=parsed.zero_optimization_stage
             )
         except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {error}"

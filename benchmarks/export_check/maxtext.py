@@ -65,23 +65,25 @@ def command_words(folder: Path) -> list[str]:
 def problem(pyconfig: Any, folder: Path) -> str | None:
     """Why MaxText refuses a launch; None where it takes it."""
     path = folder / "config.yml"
-    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     devices, slices = (
-        math.prod(value for name, value in given.items() if name.startswith(kinds) and name.endswith("_parallelism"))
+        math.prod(value for name, value in settings.items() if name.startswith(kinds) and name.endswith("_parallelism"))
         for kinds in (("ici_", "dcn_"), "dcn_")
     )
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            found = pyconfig._initialize_pydantic(
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            parsed = pyconfig._initialize_pydantic(
                 ["train", *command_words(folder)], internal_compile=True, internal_compile_num_devices=devices, num_slices=slices,
                 jax_cache_dir="", log_config=False,
             )  # fmt: skip
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    wanted = given["per_device_batch_size"] * devices * given.get("gradient_accumulation_steps", 1)
+    batch_tokens = settings["per_device_batch_size"] * devices * settings.get("gradient_accumulation_steps", 1)
     return (
-        None if found.global_batch_size_to_train_on == wanted else f"a batch of {found.global_batch_size_to_train_on}"
+        None
+        if parsed.global_batch_size_to_train_on == batch_tokens
+        else f"a batch of {parsed.global_batch_size_to_train_on}"
     )
 
 

@@ -88,9 +88,9 @@ def our_shapes(model: Architecture) -> Counter[tuple[int, ...]]:
         }
         for first, second, joined in JOINED:
             if first in dims_by_weight and second in dims_by_weight:
-                rest = tuple(dim for dim in dims_by_weight.pop(first) if dim not in joined)
+                other_dims = tuple(dim for dim in dims_by_weight.pop(first) if dim not in joined)
                 del dims_by_weight[second]
-                shapes[_sorted_shape(model, rest, sum(model.dims[dim] for dim in joined))] += 1
+                shapes[_sorted_shape(model, other_dims, sum(model.dims[dim] for dim in joined))] += 1
         shapes.update(_sorted_shape(model, dims) for dims in dims_by_weight.values())
     if model.numerics.gating.scores == "sigmoid":
         shapes[(model.num_experts,)] += len(balance_biases(model))

@@ -52,9 +52,9 @@ def problem(words: list[str]) -> str | None:
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = words[0]
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     add_megatron_arguments(parser)
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             args = parser.parse_args(words[at + 1 :])
             args.rank, args.world_size = 0, int(launcher["--nnodes"]) * int(launcher["--nproc-per-node"])
             validate_args(args)

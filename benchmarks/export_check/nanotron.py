@@ -49,8 +49,8 @@ def config_module() -> Any:
 def problem(config: Any, folder: Path) -> str | None:
     """Why nanotron refuses a launch; None where it takes it."""
     try:
-        found = config.get_config_from_file(str(folder / "config.yaml"))
-        kind = type(found.model.model_config).__name__
+        parsed = config.get_config_from_file(str(folder / "config.yaml"))
+        kind = type(parsed.model.model_config).__name__
         if kind not in ("LlamaConfig", "Starcoder2Config"):
             return f"model_config became {kind}"
     except Exception as error:

@@ -69,17 +69,17 @@ def _start_problems(folder: Path, expected: Mapping[str, Any], script: str, work
     for start in (script_words(folder, ("python3",), script), words[1:]):
         if start[:2] != ["-m", "sglang.launch_server"]:
             yield f"found {start[:2]}"
-        yield from differing(*_found_and_expected(start[2:], expected))
+        yield from differing(*_parsed_and_expected(start[2:], expected))
 
 
-def _found_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parsed_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if "--config" in words:
         words = ConfigArgumentMerger(PARSER).merge_config_with_args(words)
     arguments = PARSER.parse_args(words)
     server = ServerArgs.from_cli_args(arguments)
     copies, tokens, seqs = expected["attention_dp"], expected["max_batched_tokens"], expected["max_num_seqs"]
     steps = expected["mtp_tokens"]
-    found = {
+    parsed = {
         "checkpoint": server.model_path,
         "devices": server.tp_size * server.pp_size * server.dp_size,
         "nodes": server.nnodes,
@@ -101,7 +101,7 @@ def _found_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[
         "admissions": server.scheduler_recv_interval,
     }
     chunk = (None if tokens is None else tokens * copies) if expected["chunked_prefill"] else -1
-    wanted = {
+    converted = {
         "checkpoint": expected["checkpoint"],
         "devices": expected["devices"],
         "nodes": expected["num_nodes"],
@@ -123,13 +123,13 @@ def _found_and_expected(words: list[str], expected: Mapping[str, Any]) -> tuple[
         "admissions": expected["admission_passes"],
     }
     if not expected["chunked_prefill"] and tokens is not None:
-        found["tokens"], wanted["tokens"] = server.max_prefill_tokens, tokens
+        parsed["tokens"], converted["tokens"] = server.max_prefill_tokens, tokens
     pool = expected.get("pool")
-    found["pool"] = (server.disaggregation_mode, server.disaggregation_transfer_backend)
-    wanted["pool"] = (pool, "nixl") if pool else ("null", "mooncake")
+    parsed["pool"] = (server.disaggregation_mode, server.disaggregation_transfer_backend)
+    converted["pool"] = (pool, "nixl") if pool else ("null", "mooncake")
     for name, value in expected["flags"].items():
-        found[name], wanted[name] = getattr(arguments, name.replace("-", "_")), value
-    return found, wanted
+        parsed[name], converted[name] = getattr(arguments, name.replace("-", "_")), value
+    return parsed, converted
 
 
 if __name__ == "__main__":

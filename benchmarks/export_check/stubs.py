@@ -77,7 +77,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.versions = versions
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        stubbed = any(name == own or name.startswith(f"{own}.") for own in self.versions)
+        stubbed = any(name == package or name.startswith(f"{package}.") for package in self.versions)
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if stubbed else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

@@ -28,11 +28,11 @@ def judge(folder: Path) -> None:
     words = (folder / "launch.sh").read_text().split()
     devices = int(words[words.index("--nnodes") + 1]) * int(words[words.index("--nproc-per-node") + 1])
     config: Any = ConfigManager().parse_args(["--job.config_file", str(folder / "run.toml")])
-    own = config.parallelism
+    parallelism = config.parallelism
     dims = ParallelDims(
-        dp_shard=own.data_parallel_shard_degree, dp_replicate=own.data_parallel_replicate_degree,
-        cp=own.context_parallel_degree, tp=own.tensor_parallel_degree, pp=own.pipeline_parallel_degree,
-        ep=own.expert_parallel_degree, etp=own.expert_tensor_parallel_degree, world_size=devices,
+        dp_shard=parallelism.data_parallel_shard_degree, dp_replicate=parallelism.data_parallel_replicate_degree,
+        cp=parallelism.context_parallel_degree, tp=parallelism.tensor_parallel_degree, pp=parallelism.pipeline_parallel_degree,
+        ep=parallelism.expert_parallel_degree, etp=parallelism.expert_tensor_parallel_degree, world_size=devices,
     )  # fmt: skip
     if dims.ep > 1 and dims.dp_shard * dims.cp * dims.tp % (dims.ep * dims.etp):
         raise ValueError("the sparse mesh does not come out")
@@ -45,25 +45,28 @@ def judge(folder: Path) -> None:
     assert dims.fsdp_enabled or dims.tp * dims.pp == 1, "parallelize.py: DDP beside other parallelism"
     if dims.pp > 1:
         assert spec.pipelining_fn is not None, "train.py: no pipeline of this model"
-        pipeline(own, training, dims, model.n_layers)
+        pipeline(parallelism, training, dims, model.n_layers)
 
 
-def pipeline(own: Any, training: Any, dims: Any, layers: int) -> None:
+def pipeline(parallelism: Any, training: Any, dims: Any, layers: int) -> None:
     """Stages as torchtitan deals them out, and what its schedules ask."""
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
     from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 
-    single = issubclass(get_schedule_class(own.pipeline_parallel_schedule), PipelineScheduleSingle)
-    first, last = own.pipeline_parallel_first_stage_less_layers, own.pipeline_parallel_last_stage_less_layers
-    per = own.pipeline_parallel_layers_per_stage
+    single = issubclass(get_schedule_class(parallelism.pipeline_parallel_schedule), PipelineScheduleSingle)
+    first, last = (
+        parallelism.pipeline_parallel_first_stage_less_layers,
+        parallelism.pipeline_parallel_last_stage_less_layers,
+    )
+    per = parallelism.pipeline_parallel_layers_per_stage
     count = -(-(layers + first + last) // per) if per else dims.pp * (1 if single else 2)
-    names = own.module_fqns_per_model_part or generate_llm_fqn_per_model_part(count, layers, first, last)
+    names = parallelism.module_fqns_per_model_part or generate_llm_fqn_per_model_part(count, layers, first, last)
     assert [name for stage in names for name in stage if name.startswith("layers.")] == [
         f"layers.{layer}" for layer in range(layers)
     ], "layers in order"
     assert len(names) % dims.pp == 0, "stages on each rank"
     assert single == (len(names) == dims.pp), "stages of the schedule"
-    assert training.local_batch_size % own.pipeline_parallel_microbatch_size == 0, "micro-batches"
+    assert training.local_batch_size % parallelism.pipeline_parallel_microbatch_size == 0, "micro-batches"
 
 
 def refused(folder: Path) -> str | None:

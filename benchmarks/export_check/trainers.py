@@ -130,10 +130,10 @@ def axolotl_fields(path: Path, checkout: Path) -> Fields:
     four, eight, kind = bool(config.load_in_4bit), bool(config.load_in_8bit), config.adapter
     double = (config.bnb_config_kwargs or {}).get("bnb_4bit_use_double_quant", True)
     checkpoints = str(config.gradient_checkpointing).lower() in ("true", "offload", "offload_disk")
-    own = config.fsdp_config.activation_checkpointing if config.fsdp_config else False
+    fsdp_checkpointing = config.fsdp_config.activation_checkpointing if config.fsdp_config else False
     fields = {
         "sequence": config.sequence_len, "micro-batch": config.micro_batch_size, "accumulation": steps,
-        "rank": (config.lora_r or 8) if kind else 0, "full recompute": checkpoints or bool(own),
+        "rank": (config.lora_r or 8) if kind else 0, "full recompute": checkpoints or bool(fsdp_checkpointing),
         "tp": config.tensor_parallel_size or 1, "cp": config.context_parallel_size or 1,
         "optimizer": optimizer_kind(getattr(config.optimizer, "value", config.optimizer)), "steps": config.max_steps or 0,
     }  # fmt: skip

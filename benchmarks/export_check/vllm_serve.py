@@ -61,10 +61,10 @@ def _start_problems(folder: Path, expected: Mapping[str, Any], script: str, work
     for start in starts:
         if start[:1] != ["serve"]:
             yield f"found {start[:2]}"
-        yield from differing(*_found_and_expected(start, expected))
+        yield from differing(*_parsed_and_expected(start, expected))
 
 
-def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parsed_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     config = start[start.index("--config") + 1] if "--config" in start else None
     # `vllm serve` hands its words, `serve` included, to a parser with subcommands; this one has only the arguments.
     words = start[2:]
@@ -89,7 +89,7 @@ def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[
         )
     draft = engine.speculative_config or {}
     copies = expected["attention_dp"] if expected["has_experts"] else expected["copies"]
-    found = {
+    parsed = {
         "checkpoint": engine.model,
         "devices": parallel.world_size * engine.data_parallel_size,
         "nodes": engine.nnodes,
@@ -107,7 +107,7 @@ def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[
         "exchange": parallel.all2all_backend,
         "redundant": (parallel.eplb_config.num_redundant_experts, engine.enable_eplb),
     }
-    wanted = {
+    converted = {
         "checkpoint": expected["checkpoint"],
         "devices": expected["devices"],
         "nodes": expected["num_nodes"],
@@ -126,14 +126,14 @@ def _found_and_expected(start: list[str], expected: Mapping[str, Any]) -> tuple[
         "redundant": (expected["redundant_experts"], expected["redundant_experts"] > 0),
     }
     if expected["memory_fraction"] is not None:
-        found["memory"], wanted["memory"] = engine.gpu_memory_utilization, expected["memory_fraction"]
+        parsed["memory"], converted["memory"] = engine.gpu_memory_utilization, expected["memory_fraction"]
     transfer = engine.kv_transfer_config
-    found["pool"] = transfer and (transfer.kv_connector, transfer.is_kv_producer, transfer.is_kv_consumer)
+    parsed["pool"] = transfer and (transfer.kv_connector, transfer.is_kv_producer, transfer.is_kv_consumer)
     pool = expected.get("pool")
-    wanted["pool"] = pool and ("NixlConnector", pool == "prefill", pool == "decode")
+    converted["pool"] = pool and ("NixlConnector", pool == "prefill", pool == "decode")
     for name, value in expected["flags"].items():
-        found[name], wanted[name] = getattr(arguments, name.replace("-", "_")), value
-    return found, wanted
+        parsed[name], converted[name] = getattr(arguments, name.replace("-", "_")), value
+    return parsed, converted
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ def main(name: str, count: str, folder: str) -> None:
         options = to_options(target, launch)
         files = build_files(target, options, launch)
         require_same_launch(target, launch, options)
-        own = Path(folder, f"{i:04}")
-        own.mkdir(parents=True, exist_ok=True)
+        launch_folder = Path(folder, f"{i:04}")
+        launch_folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
-            (own / file).write_text(text, encoding="utf-8")
+            (launch_folder / file).write_text(text, encoding="utf-8")
 
 
 def require_same_launch(target: Target, launch: Launch, options: Options) -> None:

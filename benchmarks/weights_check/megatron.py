@@ -130,7 +130,7 @@ def built(model: dict[str, Any], degrees: dict[str, int]) -> Any:
         layer.submodules.self_attention.submodules.core_attention = Attention
     llama3 = rotary["original_positions"] > 0
     rows = degrees["divisible"] * degrees["tp"]
-    found = GPTModel(
+    gpt = GPTModel(
         config=config, transformer_layer_spec=spec, vocab_size=-(-model["vocab_size"] // rows) * rows, parallel_output=False,
         pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
         max_sequence_length=model["max_positions"] or 64, share_embeddings_and_output_weights=model["tied_embeddings"],
@@ -138,7 +138,7 @@ def built(model: dict[str, Any], degrees: dict[str, int]) -> Any:
         rotary_base=rotary["base"], rotary_percent=rotary["part"], rope_scaling=llama3, rope_scaling_factor=rotary["factor"],
         seq_len_interpolation_factor=rotary["factor"] if rotary["factor"] != 1 and not llama3 else None,
     )  # fmt: skip
-    return found.double().eval()
+    return gpt.double().eval()
 
 
 def arguments(folder: Path, degrees: dict[str, int]) -> Any:
@@ -151,10 +151,10 @@ def arguments(folder: Path, degrees: dict[str, int]) -> Any:
     words = ["--load", str(folder), "--num-layers", "2", "--ckpt-format", form, "--no-load-optim", "--no-load-rng",
              "--no-save-optim", "--no-save-rng"]  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):
-        found = parser.parse_args(words)
-    found.rank, found.world_size = dist.get_rank(), dist.get_world_size()
-    found.tensor_model_parallel_size, found.pipeline_model_parallel_size = degrees["tp"], degrees["pp"]
-    return found
+        parsed = parser.parse_args(words)
+    parsed.rank, parsed.world_size = dist.get_rank(), dist.get_world_size()
+    parsed.tensor_model_parallel_size, parsed.pipeline_model_parallel_size = degrees["tp"], degrees["pp"]
+    return parsed
 
 
 def loaded(model: Any, args: Any) -> None:
@@ -163,10 +163,10 @@ def loaded(model: Any, args: Any) -> None:
 
     global_vars._GLOBAL_ARGS = None
     global_vars.set_args(args)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         checkpointing.load_checkpoint([model], None, None, strict=True)
-    if "load_return" in said.getvalue():
-        raise ValueError(said.getvalue().partition("load_return")[2][:300])
+    if "load_return" in printed.getvalue():
+        raise ValueError(printed.getvalue().partition("load_return")[2][:300])
 
 
 def saved(model: Any, folder: Path, args: Any) -> None:
@@ -198,10 +198,10 @@ def logits(model: Any, ids: torch.Tensor, rows: int) -> torch.Tensor | None:
         dist.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank())
         model.set_input_tensor(hidden)
     with torch.no_grad(), InFloat64():
-        found = model(ids, torch.arange(positions).expand(sequences, -1), mask)
+        computed = model(ids, torch.arange(positions).expand(sequences, -1), mask)
     if parallel_state.is_pipeline_last_stage():
-        return found[..., :rows]
-    dist.send(found.contiguous(), parallel_state.get_pipeline_model_parallel_next_rank())
+        return computed[..., :rows]
+    dist.send(computed.contiguous(), parallel_state.get_pipeline_model_parallel_next_rank())
     return None
 
 
@@ -217,11 +217,11 @@ def judge(folder: Path) -> float:
         tensor.data.fill_(float("nan"))
     args = arguments(folder / "weights", degrees)
     loaded(model, args)
-    found = logits(model, expected["ids"], described["vocab_size"])
+    computed = logits(model, expected["ids"], described["vocab_size"])
     saved(model, folder / "saved", args)
-    if found is None:
+    if computed is None:
         return 0.0
-    return float((found - expected["logits"]).abs().max() / expected["logits"].abs().max())
+    return float((computed - expected["logits"]).abs().max() / expected["logits"].abs().max())
 
 
 def verdict(folder: Path) -> str:
@@ -240,8 +240,8 @@ def on_cpu() -> None:
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
-    torch.cuda.empty_cache = torch.cuda.synchronize = lambda *given: None
-    torch.Tensor.cuda = lambda self, *given, **more: self  # type: ignore[method-assign]
+    torch.cuda.empty_cache = torch.cuda.synchronize = lambda *operands: None
+    torch.Tensor.cuda = lambda self, *operands, **options: self  # type: ignore[method-assign]
     CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
 
 
@@ -251,16 +251,18 @@ def facts(folder: Path) -> dict[str, list[int]]:
         json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("model", "degrees")
     )
     model = built(described, degrees)
-    found: dict[str, list[int]] = {}
-    for name, one in model.sharded_state_dict().items():
-        parts = one.build() if hasattr(one, "build") else [one]
-        found |= {f"megatron {part.key}": list(part.global_shape) for part in parts if EXTRA not in name}
-    own = {name: list(one.shape) for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
-    return found | {f"megatron-ranks {name}": shape for name, shape in own.items()}
+    shapes: dict[str, list[int]] = {}
+    for name, sharded in model.sharded_state_dict().items():
+        parts = sharded.build() if hasattr(sharded, "build") else [sharded]
+        shapes |= {f"megatron {part.key}": list(part.global_shape) for part in parts if EXTRA not in name}
+    rank_shapes = {
+        name: list(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)
+    }
+    return shapes | {f"megatron-ranks {name}": shape for name, shape in rank_shapes.items()}
 
 
 def worker(
-    rank: int, megatron: str, degrees: tuple[int, int, int], folders: list[Path], found: Any, asked: bool
+    rank: int, megatron: str, degrees: tuple[int, int, int], folders: list[Path], results: Any, wants_facts: bool
 ) -> None:
     """One rank of a mesh, for all models that are loaded on it."""
     warnings.simplefilter("ignore")
@@ -277,29 +279,30 @@ def worker(
     on_cpu()
     with OnCpu():
         for folder in folders:
-            found.put((folder.name, json.dumps(facts(folder)) if asked else verdict(folder)))
+            results.put((folder.name, json.dumps(facts(folder)) if wants_facts else verdict(folder)))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def judged(megatron: str, folders: list[Path], asked: bool) -> Iterator[tuple[str, str]]:
+def judged(megatron: str, folders: list[Path], wants_facts: bool) -> Iterator[tuple[str, str]]:
     """The verdicts of all ranks, by the names of the folders; models of one mesh after the other in the same processes."""
     meshes: dict[tuple[int, int, int], list[Path]] = {}
     for folder in folders:
         degrees = json.loads((folder / "degrees.json").read_text(encoding="utf-8"))
         meshes.setdefault((degrees["tp"], degrees["pp"], degrees["ep"]), []).append(folder)
     context = multiprocessing.get_context("spawn")
-    for number, (mesh, own) in enumerate(meshes.items()):
+    for number, (mesh, mesh_folders) in enumerate(meshes.items()):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29631 + number)}
-        found = context.Queue()
+        results = context.Queue()
         ranks = math.prod(mesh)
         processes = [
-            context.Process(target=worker, args=(rank, megatron, mesh, own, found, asked)) for rank in range(ranks)
+            context.Process(target=worker, args=(rank, megatron, mesh, mesh_folders, results, wants_facts))
+            for rank in range(ranks)
         ]
         for process in processes:
             process.start()
-        for _ in range(ranks * len(own)):
-            yield found.get(timeout=600)
+        for _ in range(ranks * len(mesh_folders)):
+            yield results.get(timeout=600)
         for process in processes:
             process.join()
 

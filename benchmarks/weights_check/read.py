@@ -28,24 +28,26 @@ def difference(name: str, folder: Path) -> float:
     """How far the logits are from those expected, of the largest."""
     described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     model, expected = parse_dataclass(Architecture, described, str(folder)), torch.load(folder / "expected.pt")
-    found = OPEN[name](folder / "saved", model).weights().logits(expected["ids"])
-    return float((found - expected["logits"]).abs().max() / expected["logits"].abs().max())
+    computed = OPEN[name](folder / "saved", model).weights().logits(expected["ids"])
+    return float((computed - expected["logits"]).abs().max() / expected["logits"].abs().max())
 
 
 def main(name: str, folder: str) -> int:
     folders = sorted(path.parent for path in Path(folder).glob("*/model.json"))
-    found: dict[str, float] = {}
-    for own in folders:
+    differences: dict[str, float] = {}
+    for model_folder in folders:
         try:
-            found[own.name] = difference(name, own)
+            differences[model_folder.name] = difference(name, model_folder)
         except ShardwiseError as error:
-            print(f"{own.name}: {error}")
-    far = [f"{one}: logits differ by {value:.1e}" for one, value in found.items() if not value <= LIMIT]
-    worst = max(found.values(), default=float("nan"))
+            print(f"{model_folder.name}: {error}")
+    far = [f"{name}: logits differ by {value:.1e}" for name, value in differences.items() if not value <= LIMIT]
+    worst = max(differences.values(), default=float("nan"))
     print(
-        "\n".join([*far, f"{len(found) - len(far)} of {len(folders)} are read; logits differ by {worst:.1e} at most"])
+        "\n".join(
+            [*far, f"{len(differences) - len(far)} of {len(folders)} are read; logits differ by {worst:.1e} at most"]
+        )
     )
-    return int(bool(far) or len(found) < len(folders) or not folders)
+    return int(bool(far) or len(differences) < len(folders) or not folders)
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def check(name: str, count: int, sources: Path | None) -> int:
     """The exit status of what loads and what reads random models in a format."""
     judge, out = FORMATS[name], ROOT / "out" / "weights-check"
     script = judge.scripts[0].file
-    own, models = out / script.removesuffix(".py"), out / f"models-{name}"
-    own.mkdir(parents=True, exist_ok=True)
-    python = make_environment(judge, own)
-    where = framework_arguments(judge, python, own, sources)
+    framework_folder, models = out / script.removesuffix(".py"), out / f"models-{name}"
+    framework_folder.mkdir(parents=True, exist_ok=True)
+    python = make_environment(judge, framework_folder)
+    where = framework_arguments(judge, python, framework_folder, sources)
     shutil.rmtree(models, ignore_errors=True)  # of other sources: what ranks saved then would be read with these
     ours = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     subprocess.run([sys.executable, str(HERE / "write.py"), name, str(count), str(models)], check=True, env=ours)

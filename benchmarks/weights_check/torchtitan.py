@@ -29,12 +29,12 @@ def config_of(model: dict[str, Any]) -> Any:
     from torchtitan.models.common import Embedding, Linear
 
     kind = "deepseek_v3" if model["kv_lora_rank"] else "qwen3" if model["qk_norm"] else "llama3"
-    own, config, layers, more = {"deepseek_v3": deepseek, "qwen3": qwen, "llama3": llama}[kind](model)
+    norm, config, layers, options = {"deepseek_v3": deepseek, "qwen3": qwen, "llama3": llama}[kind](model)
     dim, rows = model["d_model"], model["vocab_size"]
     return config(
-        dim=dim, vocab_size=rows, norm=own(dim), layers=layers, enable_weight_tying=model["tied_embeddings"],
+        dim=dim, vocab_size=rows, norm=norm(dim), layers=layers, enable_weight_tying=model["tied_embeddings"],
         tok_embeddings=Embedding.Config(num_embeddings=rows, embedding_dim=dim),
-        lm_head=Linear.Config(in_features=dim, out_features=rows), **more,
+        lm_head=Linear.Config(in_features=dim, out_features=rows), **options,
     )  # fmt: skip
 
 
@@ -178,8 +178,8 @@ def built(folder: Path) -> Any:
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), InFloat64():
-        found = model(ids)
-    return found[0] if isinstance(found, list) else found
+        computed = model(ids)
+    return computed[0] if isinstance(computed, list) else computed
 
 
 def states(model: Any) -> Any:
@@ -193,14 +193,14 @@ def judge(folder: Path) -> float:
     """How far its logits are from those expected, of the largest. Raises what torchtitan raises."""
     model, expected = built(folder), torch.load(folder / "expected.pt")
     wrapped = states(model)
-    held = wrapped.state_dict()
-    for tensor in held.values():
+    stored = wrapped.state_dict()
+    for tensor in stored.values():
         tensor.fill_(float("nan"))
-    dcp.load(held, checkpoint_id=str(folder / "weights"))
-    wrapped.load_state_dict(held)
-    found = logits(model, expected["ids"])
+    dcp.load(stored, checkpoint_id=str(folder / "weights"))
+    wrapped.load_state_dict(stored)
+    computed = logits(model, expected["ids"])
     dcp.save(wrapped.state_dict(), checkpoint_id=str(folder / "saved"))
-    return float((found - expected["logits"]).abs().max() / expected["logits"].abs().max())
+    return float((computed - expected["logits"]).abs().max() / expected["logits"].abs().max())
 
 
 def refused(folders: list[Path], differences: list[float]) -> Iterator[str]:
@@ -217,7 +217,7 @@ def refused(folders: list[Path], differences: list[float]) -> Iterator[str]:
 def facts(folders: list[Path]) -> dict[str, dict[str, list[int]]]:
     """Names and shapes of the tensors of its models, by the folders that describe them."""
     return {
-        folder.name: {name: list(one.shape) for name, one in states(built(folder)).state_dict().items()}
+        folder.name: {name: list(tensor.shape) for name, tensor in states(built(folder)).state_dict().items()}
         for folder in folders
     }
 

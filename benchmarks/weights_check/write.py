@@ -70,26 +70,26 @@ def random_degrees(model: Architecture, rng: random.Random) -> RankDegrees:
     """Those of ranks that can have the model."""
     while True:
         tp, pp, ep = rng.choice(DEGREES)
-        found = RankDegrees(tp=tp, pp=pp, ep=ep, divisible=DIVISIBLE)
+        degrees = RankDegrees(tp=tp, pp=pp, ep=ep, divisible=DIVISIBLE)
         try:
-            found.require(model)
+            degrees.require(model)
         except InputError:
             continue
-        return found
+        return degrees
 
 
 def main(name: str, count: str, folder: str) -> None:
     accepts, write = FORMATS[name]
     rng = random.Random(7)
     for number, model in enumerate(islice(random_models(accepts, 7), int(count))):
-        own = Path(folder, f"{number:03}")
-        own.mkdir(parents=True, exist_ok=True)
+        model_folder = Path(folder, f"{number:03}")
+        model_folder.mkdir(parents=True, exist_ok=True)
         weights, degrees = random_weights(model, number, torch.float64), random_degrees(model, rng)
         ids = torch.randint(0, model.vocab_size, (2, POSITIONS), generator=torch.Generator().manual_seed(number))
-        (own / "model.json").write_text(json.dumps(asdict(model)), encoding="utf-8")
-        (own / "degrees.json").write_text(json.dumps(asdict(degrees)), encoding="utf-8")
-        torch.save({"ids": ids, "logits": weights.logits(ids)}, own / "expected.pt")
-        write(own / "weights", weights, degrees)
+        (model_folder / "model.json").write_text(json.dumps(asdict(model)), encoding="utf-8")
+        (model_folder / "degrees.json").write_text(json.dumps(asdict(degrees)), encoding="utf-8")
+        torch.save({"ids": ids, "logits": weights.logits(ids)}, model_folder / "expected.pt")
+        write(model_folder / "weights", weights, degrees)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,11 @@ def names_page(names: list[str]) -> str:
 
 def room_pages() -> dict[str, str]:
     """The pages of the rooms by their place in `reference/`."""
-    found = list(rooms())
-    rows = (f"| [{room}]({room}.md) | {_summary(room)} |" for room in found)
+    room_names = list(rooms())
+    rows = (f"| [{room}]({room}.md) | {_summary(room)} |" for room in room_names)
     return {
         "rooms/index.md": ROOMS + "\n".join(rows) + "\n",
-        **{f"rooms/{room}.md": ROOM.format(room=room) for room in found},
+        **{f"rooms/{room}.md": ROOM.format(room=room) for room in room_names},
     }
 
 

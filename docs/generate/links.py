@@ -32,9 +32,9 @@ def relative_links(text: str) -> list[str]:
     >>> relative_links("[a](b.md#c) [d](https://example.org) [e](#f)")
     ['b.md#c', '#f']
     """
-    found: list[str] = []
-    replace_links(text, lambda target: found.append(target) or target)
-    return [target for target in found if not SCHEME.match(target)]
+    targets: list[str] = []
+    replace_links(text, lambda target: targets.append(target) or target)
+    return [target for target in targets if not SCHEME.match(target)]
 
 
 def anchors(text: str) -> set[str]:
@@ -43,13 +43,13 @@ def anchors(text: str) -> set[str]:
     >>> sorted(anchors("# One\\n## 1.1: a `b`, c\\n# One"))
     ['11-a-b-c', 'one', 'one-1']
     """
-    seen: Counter[str] = Counter()
-    found = set()
+    counts: Counter[str] = Counter()
+    slugs = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
         slug = re.sub(r"[^\w\- ]", "", LINK.sub("", heading).lower()).strip().replace(" ", "-")
-        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
-        seen[slug] += 1
-    return found
+        slugs.add(f"{slug}-{counts[slug]}" if counts[slug] else slug)
+        counts[slug] += 1
+    return slugs
 
 
 def _code(text: str) -> Iterator[re.Match[str]]:

@@ -35,18 +35,18 @@ def draw_loop() -> str:
         "@media (prefers-color-scheme: dark){.box{fill:#24344d;stroke:#7f9ccb}.ink{fill:#e6ebf0}.quiet{fill:#aab6c2}"
         ".line{stroke:#7f9ccb}.head{fill:#7f9ccb}}</style>",
     ]
-    for number, (name, what, verbs) in enumerate(STEPS):
-        left, middle = _left(number), _left(number) + BOX / 2
+    for number, (name, description, verbs) in enumerate(STEPS):
+        start, middle = _left(number), _left(number) + BOX / 2
         parts.append(
-            f'<rect class="box" x="{left:g}" y="{GAP}" width="{BOX}" height="{HEIGHT}" rx="6"/>'
+            f'<rect class="box" x="{start:g}" y="{GAP}" width="{BOX}" height="{HEIGHT}" rx="6"/>'
             f'<text class="ink" x="{middle:g}" y="{GAP + 26}" font-size="15" font-weight="bold" text-anchor="middle">'
             f"{name}</text>"
-            f'<text class="ink" x="{middle:g}" y="{GAP + 46}" text-anchor="middle">{escape(what)}</text>'
+            f'<text class="ink" x="{middle:g}" y="{GAP + 46}" text-anchor="middle">{escape(description)}</text>'
             f'<text class="quiet" x="{middle:g}" y="{GAP + 67}" font-family="monospace" font-size="12" text-anchor="middle">'
             f"{escape(verbs)}</text>"
         )
         if number:
-            parts.append(_arrow(_left(number) - GAP, GAP + HEIGHT / 2, left))
+            parts.append(_arrow(_left(number) - GAP, GAP + HEIGHT / 2, start))
     parts += _way_back(GAP + HEIGHT)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -73,7 +73,7 @@ def _way_back(bottom: float) -> list[str]:
 
 
 def _description() -> str:
-    steps = "; ".join(f"{name}: {what}, with {verbs}" for name, what, verbs in STEPS)
+    steps = "; ".join(f"{name}: {description}, with {verbs}" for name, description, verbs in STEPS)
     return f"{TITLE}. {steps}. Back to the plan: {BACK}."
 
 

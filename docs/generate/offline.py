@@ -26,9 +26,9 @@ class Loads(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Called for each element."""
-        given = dict(attrs)
-        target = given.get(LOADS.get(tag, ""), "") or ""
-        if ELSEWHERE.match(target) and not (tag == "link" and given.get("rel") in NAMED_ONLY):
+        attributes = dict(attrs)
+        target = attributes.get(LOADS.get(tag, ""), "") or ""
+        if ELSEWHERE.match(target) and not (tag == "link" and attributes.get("rel") in NAMED_ONLY):
             self.found.append(target)
 
 
@@ -45,6 +45,6 @@ def loaded_from_elsewhere(site: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    found = list(loaded_from_elsewhere(Path(sys.argv[1])))
-    print("\n".join(found) or "the site loads nothing from other hosts")
-    sys.exit(1 if found else 0)
+    foreign_loads = list(loaded_from_elsewhere(Path(sys.argv[1])))
+    print("\n".join(foreign_loads) or "the site loads nothing from other hosts")
+    sys.exit(1 if foreign_loads else 0)

@@ -26,9 +26,10 @@ KEYS = "| key | type |\n|---|---|\n"
 def schema_files() -> dict[str, str]:
     """The files of `reference/` by name: the page, and a JSON file for each payload."""
     by_verb = {verb: json_schemas(verb) for verb in PAYLOADS}
-    schemas = {name: schema for found in by_verb.values() for name, schema in found.items()}
+    schemas = {name: schema for verb_schemas in by_verb.values() for name, schema in verb_schemas.items()}
     rows = [
-        f"| [`{verb}`](cli.md#{verb}) | {', '.join(map(_link, list(found)[:-1]))} |" for verb, found in by_verb.items()
+        f"| [`{verb}`](cli.md#{verb}) | {', '.join(map(_link, list(verb_schemas)[:-1]))} |"
+        for verb, verb_schemas in by_verb.items()
     ]
     parts = [HEAD + "\n".join(rows), *("\n\n".join(_section(name, schemas[name])) for name in schemas)]
     files = {f"schemas/{_file(name)}.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
