@@ -59,7 +59,8 @@ def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dic
     first = range(begun + 1, begun + FIRST + 1)
     return {
         "layout": name, "kills": kills, "steps": STEPS, "same_bits": run.losses() == expected, "by": dict(counted),
-        "half_written": drafts, "elsewhere": str(moved_layout), "furthest_elsewhere": largest_difference(moved.losses(), expected, first),
+        "half_written": drafts, "elsewhere": str(moved_layout),
+        "furthest_elsewhere": largest_difference(moved.losses(), expected, first),
     }  # fmt: skip
 
 
@@ -84,8 +85,8 @@ def main() -> int:
         result = json.loads(report.read_text())
         fine &= result["same_bits"] and result["furthest_elsewhere"] <= SAME
         rows.append(
-            (name, str(result["kills"]), str(result["half_written"]), "equal" if result["same_bits"] else "differ", result["elsewhere"],
-             f"{result['furthest_elsewhere']:.1e}")
+            (name, str(result["kills"]), str(result["half_written"]), "equal" if result["same_bits"] else "differ",
+             result["elsewhere"], f"{result['furthest_elsewhere']:.1e}")
         )  # fmt: skip
     print(render_block(Table(rows=tuple(rows), right=(1, 2, 5))))
     return 0 if fine else 1

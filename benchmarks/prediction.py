@@ -84,7 +84,8 @@ def main() -> None:
             worst = max(worst, abs(error))
             print(
                 f"{name:<12}{done.predicted_s * 1e3:>7.0f} ms{measured * 1e3:>7.0f} ms{error:>+8.1%}"
-                f"{'yes' if done.inside else 'no':>8}{done.changed:>+9.0%}{done.other_programs:>8.0%}  {', '.join(_by_term(done))}",
+                f"{'yes' if done.inside else 'no':>8}{done.changed:>+9.0%}{done.other_programs:>8.0%}  "
+                f"{', '.join(_by_term(done))}",
                 flush=True,
             )
     print(f"worst: {worst:.1%}")

@@ -85,8 +85,9 @@ def main() -> int:
         fine &= rehearsal["ok"] and done.seconds < MOST_SECONDS and done.num_bytes < MOST_BYTES
         rows.append(
             (
-                name, f"{rehearsal['ranks']:,}", rehearsal["layout"]["text"], f"{done.seconds:.1f}", f"{done.num_bytes / 1e9:.2f}",
-                f"{rehearsal['collectives']['found']:,}", str(rehearsal["collectives_equal"]).lower(),
+                name, f"{rehearsal['ranks']:,}", rehearsal["layout"]["text"], f"{done.seconds:.1f}",
+                f"{done.num_bytes / 1e9:.2f}", f"{rehearsal['collectives']['found']:,}",
+                str(rehearsal["collectives_equal"]).lower(),
                 largest_difference(rehearsal, peak=False), largest_difference(rehearsal, peak=True),
             )
         )  # fmt: skip

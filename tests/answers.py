@@ -11,5 +11,5 @@ def answer(*words: str) -> str:
     """The text for programs, or the whole report as a pipe gets it."""
     arguments = build_parser().parse_args(words)
     arguments.progress = ignore_progress
-    found = arguments.run(arguments)
-    return found if isinstance(found, str) else render_text(found)
+    report = arguments.run(arguments)
+    return report if isinstance(report, str) else render_text(report)

@@ -42,12 +42,12 @@ class Passes:
 def derive_mlp(strategy: str, *, keep_gathered: bool = False) -> Passes:
     """Forward and backward of the MLP from the strategy's shardings alone."""
     program = mlp()
-    rest = dict(zip(("In", "W_in", "W_out", "Out"), map(spec, STRATEGIES[strategy]), strict=True))
-    out = rest.pop("Out")
-    forward = shard_program(program, rest, ShardingTargets(final={"Out": out}))
+    specs = dict(zip(("In", "W_in", "W_out", "Out"), map(spec, STRATEGIES[strategy]), strict=True))
+    out = specs.pop("Out")
+    forward = shard_program(program, specs, ShardingTargets(final={"Out": out}))
     transposed = transpose_program(program, outputs=["Out"], inputs=("In", "W_in", "W_out"))
-    kept = {"In": rest["In"].gather_axes(["Y"])} if keep_gathered else {}
-    final = {transposed.gradients[name]: rest[name] for name in ("In", "W_in", "W_out")}
-    saved = {**rest, "Tmp": forward.specs["Tmp"], "d.Out": out}
+    kept = {"In": specs["In"].gather_axes(["Y"])} if keep_gathered else {}
+    final = {transposed.gradients[name]: specs[name] for name in ("In", "W_in", "W_out")}
+    saved = {**specs, "Tmp": forward.specs["Tmp"], "d.Out": out}
     targets = ShardingTargets(final=final, primal=forward.specs)
     return Passes(forward, shard_program(transposed.program, saved, targets, already_available=kept))

@@ -33,7 +33,7 @@ class Resting:
     begun: set[str] = field(default_factory=set)
 
     @property
-    def found(self) -> dict[str, Tensor]:
+    def computed(self) -> dict[str, Tensor]:
         """The gradients that there are."""
         return {name: tensor for name, tensor in self.tensors.items() if name in self.begun}
 
@@ -71,7 +71,7 @@ class Executor:
         layout = Layout(recompute=recompute, recompute_layers=num_layers)
         instance = replace(single_device_instance(weights.architecture), layout=layout)
         self.weights, self.used = weights, instance.parameters_by_unit
-        names = [one.name for one in instance.parameters if one.trained]
+        names = [parameter.name for parameter in instance.parameters if parameter.trained]
         self.gradients = Resting({n: torch.full_like(weights.tensors[n], torch.nan) for n in names}, takes_products)
         self.model = build_torch_model(
             instance,
@@ -83,8 +83,8 @@ class Executor:
 
     def _ends(self, path: str) -> UnitTensors:
         used = self.used[path]
-        sink = UnitSink(self.gradients, {weight: one.name for weight, one in used.items()})
-        return UnitTensors({weight: self.weights.tensors[one.name] for weight, one in used.items()}, sink)
+        sink = UnitSink(self.gradients, {weight: parameter.name for weight, parameter in used.items()})
+        return UnitTensors({weight: self.weights.tensors[parameter.name] for weight, parameter in used.items()}, sink)
 
     def loss(self, ids: Any, targets: Any, num_targets: int, documents: Tensor | None = None) -> Tensor:
         """Of a micro-batch, without a backward pass."""
@@ -126,10 +126,12 @@ def decoder_of(weights: ModelWeights) -> Decoder:
     return model
 
 
-def errors(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, float]:
-    """Each gradient's ‖found - wanted‖ / ‖wanted‖; of one that is rounding alone, over a millionth of the whole norm."""
-    assert set(found) == set(wanted)
-    exact = {name: torch.as_tensor(gradient) for name, gradient in wanted.items()}
-    least = 1e-6 * torch.stack([gradient.norm() for gradient in exact.values()]).norm()
-    differences = {name: (torch.as_tensor(found[name]) - gradient).norm() for name, gradient in exact.items()}
-    return {name: float(difference / exact[name].norm().clamp(min=least)) for name, difference in differences.items()}
+def errors(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, float]:
+    """Each gradient's ‖actual - expected‖ / ‖expected‖; of one that is rounding alone, over a millionth of the whole norm."""
+    assert set(actual) == set(expected)
+    exact = {name: torch.as_tensor(gradient) for name, gradient in expected.items()}
+    smallest = 1e-6 * torch.stack([gradient.norm() for gradient in exact.values()]).norm()
+    differences = {name: (torch.as_tensor(actual[name]) - gradient).norm() for name, gradient in exact.items()}
+    return {
+        name: float(difference / exact[name].norm().clamp(min=smallest)) for name, difference in differences.items()
+    }

@@ -139,15 +139,15 @@ def schedule(number: int) -> None:
     settings = json.loads((HOME / "settings.json").read_text(encoding="utf-8"))
     waiting = [(index, 0) for index in job["indices"] or [None]]
     running: dict[int | None, tuple[subprocess.Popen[bytes], float, int]] = {}
-    most = 0
+    most_running = 0
     while waiting or running:
         while waiting and len(running) < job["cap"]:
             index, restarts = waiting.pop(0)
             running[index] = (start_task(job, index, restarts), time.monotonic(), restarts)
             set_state(number, index, "RUNNING")
-        if len(running) > most:
-            most = len(running)
-            (HOME / f"most-{number}").write_text(str(most), encoding="utf-8")
+        if len(running) > most_running:
+            most_running = len(running)
+            (HOME / f"most-{number}").write_text(str(most_running), encoding="utf-8")
         for index, (process, started, restarts) in list(running.items()):
             elapsed_s, preempted = time.monotonic() - started, index in settings["preempt"] and not restarts
             code = process.poll()
@@ -222,11 +222,11 @@ def srun(words: list[str]) -> int:
 
 def sacct(words: list[str]) -> None:
     """Print the states of jobs, as --parsable2 does."""
-    wanted = {words[place + 1] for place, word in enumerate(words) if word == "-j"}
+    requested = {words[place + 1] for place, word in enumerate(words) if word == "-j"}
     print("JobID|State|NodeList")
     for path in sorted(HOME.glob("state-*")):
         name = path.name.removeprefix("state-")
-        if not wanted or name.partition("_")[0] in wanted or name in wanted:
+        if not requested or name.partition("_")[0] in requested or name in requested:
             print(f"{name}|{path.read_text(encoding='utf-8')}|node0")
 
 

@@ -33,12 +33,12 @@ def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any
         for rank in ranks:
             rank.start()
         _join(ranks, grace_s)
-        found = [_result(Path(folder), rank) for rank in range(world_size)]
+        results = [_result(Path(folder), rank) for rank in range(world_size)]
         codes = [rank.exitcode for rank in ranks]
-    problems = [text for ok, text in found if not ok]
+    problems = [text for ok, text in results if not ok]
     assert not problems, "\n".join(problems)
     assert codes == [0] * world_size, f"exit codes {codes}"
-    return [value for _, value in found]
+    return [value for _, value in results]
 
 
 def server() -> Any:
@@ -65,9 +65,9 @@ def _join(ranks: list[Any], grace_s: float) -> None:
     running = {rank.sentinel: rank for rank in ranks}
     while running:
         ended = wait(list(running), timeout=TIMEOUT_S)
-        failed = not ended or any(running[one].exitcode for one in ended)
-        for one in ended:
-            running.pop(one).join()
+        failed = not ended or any(running[sentinel].exitcode for sentinel in ended)
+        for sentinel in ended:
+            running.pop(sentinel).join()
         if failed:
             for rank in running.values():
                 rank.join(grace_s)
@@ -93,11 +93,11 @@ def _rank(function: Callable[..., Any], rank: int, world_size: int, folder: str,
         timeout=timedelta(seconds=TIMEOUT_S),
     )  # fmt: skip
     try:
-        found = (True, function(*arguments))
+        result = (True, function(*arguments))
     except BaseException:
-        found = (False, f"rank {rank} of {world_size}:\n{traceback.format_exc()}")
-    Path(folder, f"result-{rank}").write_bytes(pickle.dumps(found))
-    if found[0]:
+        result = (False, f"rank {rank} of {world_size}:\n{traceback.format_exc()}")
+    Path(folder, f"result-{rank}").write_bytes(pickle.dumps(result))
+    if result[0]:
         dist.barrier()
         dist.destroy_process_group()
-    os._exit(0 if found[0] else 1)  # at once, whatever threads are left
+    os._exit(0 if result[0] else 1)  # at once, whatever threads are left

@@ -25,8 +25,12 @@ def closed(schema: Any) -> Any:
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: closed(value) for key, value in schema.items()}
-    return {**found, "additionalProperties": False} if "properties" in schema and "type" in schema else found
+    closed_schema = {key: closed(value) for key, value in schema.items()}
+    return (
+        {**closed_schema, "additionalProperties": False}
+        if "properties" in schema and "type" in schema
+        else closed_schema
+    )
 
 
 def require_valid(payload: Any) -> None:

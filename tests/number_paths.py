@@ -33,8 +33,8 @@ def resolve(value: Any, path: str) -> Any:
     if not path:
         return value
     if isinstance(value, (list, tuple)):
-        index, _, rest = path.partition(".")
-        return resolve(value[int(index)], rest)
+        index, _, remaining = path.partition(".")
+        return resolve(value[int(index)], remaining)
     keys = [key for key in value if path == key or path.startswith(f"{key}.")]
     key = max(keys, key=len)
     return resolve(value[key], path[len(key) + 1 :])

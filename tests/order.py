@@ -123,8 +123,8 @@ class OrderedScheduling(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _waiting_of_others(self, node: Any) -> list[dict[str, bool]]:
-        others = [work for other, work in self.assigned_work.items() if other is not node]
-        return [tests for work in others for piece, tests in work.items() if is_waiting(piece)]
+        other_work = [work for worker, work in self.assigned_work.items() if worker is not node]
+        return [tests for work in other_work for piece, tests in work.items() if is_waiting(piece)]
 
     def _split_scope(self, nodeid: str) -> str:
         if not self._pieces:

@@ -12,12 +12,12 @@ CHOICES = ("zero_stage", "sequence_parallel", "recompute", "cp_variant", "async_
 
 
 def scheme_of(
-    structure: ModelStructure, zero_stage: int = 0, sequence_parallel: bool = False, recompute: str = "none", **others: Any
+    structure: ModelStructure, zero_stage: int = 0, sequence_parallel: bool = False, recompute: str = "none", **changes: Any
 ) -> ShardingScheme:  # fmt: skip
-    """Return the scheme of a model with these choices; `others` are further fields."""
+    """Return the scheme of a model with these choices; `changes` are further fields."""
     return replace(
         ShardingScheme.unsharded(structure), zero_stage=zero_stage, sequence_parallel=sequence_parallel,
-        recompute=recompute, **others,
+        recompute=recompute, **changes,
     )  # fmt: skip
 
 

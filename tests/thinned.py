@@ -38,13 +38,13 @@ def thin(items: Sequence[pytest.Item]) -> None:
 def covering(subjects: Sequence[set[str]], share: float) -> set[int]:
     """A share of all cases by number, drawn, of which each subject of any case occurs in one at least."""
     order = random.Random(0).sample(range(len(subjects)), len(subjects))
-    seen, kept = set[str](), list[int]()
+    covered, kept = set[str](), list[int]()
     for number in order:
-        if not subjects[number] <= seen:
-            seen |= subjects[number]
+        if not subjects[number] <= covered:
+            covered |= subjects[number]
             kept.append(number)
-    others = [number for number in order if number not in kept]
-    return {*kept, *others[: max(round(share * len(subjects)) - len(kept), 0)]}
+    remaining = [number for number in order if number not in kept]
+    return {*kept, *remaining[: max(round(share * len(subjects)) - len(kept), 0)]}
 
 
 def drawn(number: int, step: int, *, seed: str) -> set[int]:

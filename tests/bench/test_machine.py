@@ -72,32 +72,37 @@ KNOWN = {
 
 def seconds() -> dict[str, float]:
     """What operations take on a machine of these constants; starting them takes nothing but for a layer of them."""
-    found = {"copy": COPY_BYTES / COPY_RATE, "bf16/up forward": SAMPLES[0].products[3].flops / 400e9}
+    times = {"copy": COPY_BYTES / COPY_RATE, "bf16/up forward": SAMPLES[0].products[3].flops / 400e9}
     sustained = BEST * KNOWN["matmul_fraction"]
     for sample in SAMPLES:
-        own = {one.name: one.flops / sustained * (1 + KNOWN["matmul_ramp"] / one.summed) for one in sample.products}
+        sample_times = {
+            product.name: product.flops / sustained * (1 + KNOWN["matmul_ramp"] / product.summed)
+            for product in sample.products
+        }
         expert = sample.expert
-        alone = expert.flops / sustained * (1 + KNOWN["matmul_ramp"] / expert.summed)
-        own["expert"] = alone / KNOWN["grouped_fraction"] * (1 + TILE_ROWS / 2 / expert.rows)
+        ungrouped_s = expert.flops / sustained * (1 + KNOWN["matmul_ramp"] / expert.summed)
+        sample_times["expert"] = ungrouped_s / KNOWN["grouped_fraction"] * (1 + TILE_ROWS / 2 / expert.rows)
         for phase in ("forward", "backward"):
-            own[f"attention {phase}"] = sample.attention_flops(phase) / BEST / KNOWN["attention_fraction"]
-        every = [f"{one} {phase}" for one in ELEMENTWISE for phase in ("forward", "backward")] + ["sum"]
+            sample_times[f"attention {phase}"] = sample.attention_flops(phase) / BEST / KNOWN["attention_fraction"]
+        every = [f"{operation} {phase}" for operation in ELEMENTWISE for phase in ("forward", "backward")] + ["sum"]
         whole = sample.elementwise_bytes() / COPY_RATE * KNOWN["elementwise"]
-        own |= {one: whole / len(every) / OPERATION_COUNTS.get(one, 1) for one in every}
-        own["update"] = sample.update_bytes() / COPY_RATE * KNOWN["update"]
-        found |= {f"{sample.name}/{name}": s for name, s in own.items()}
-        found |= {f"{TINY.name}/{name}": 0.0 for name in own}
-    head = sum(found[f"256/{one.name}"] for one in SAMPLES[0].products if one.name.startswith("head"))
-    found["256/loss"] = head + SAMPLES[0].loss_bytes() / COPY_RATE * KNOWN["loss"]
-    found["tiny/layer"] = LAUNCH_S * TINY.num_kernels()
+        sample_times |= {operation: whole / len(every) / OPERATION_COUNTS.get(operation, 1) for operation in every}
+        sample_times["update"] = sample.update_bytes() / COPY_RATE * KNOWN["update"]
+        times |= {f"{sample.name}/{name}": s for name, s in sample_times.items()}
+        times |= {f"{TINY.name}/{name}": 0.0 for name in sample_times}
+    head = sum(times[f"256/{product.name}"] for product in SAMPLES[0].products if product.name.startswith("head"))
+    times["256/loss"] = head + SAMPLES[0].loss_bytes() / COPY_RATE * KNOWN["loss"]
+    times["tiny/layer"] = LAUNCH_S * TINY.num_kernels()
     # the best product is the one that the shares are of
-    found["256/head data"] = next(one.flops for one in SAMPLES[0].products if one.name == "head data") / BEST
+    times["256/head data"] = (
+        next(product.flops for product in SAMPLES[0].products if product.name == "head data") / BEST
+    )
     for kind in COLLECTIVES:
         for size in COLLECTIVE_BYTES:
-            found[f"{kind}/{size}"] = (2 if kind == "all_reduce" else 1) * (HOP_S + size / 2 / LINK_RATE)
-    found |= {"beside/all_reduce": 0.010, "beside/longer": 0.0075, "launch/gap": 1e-6, "launch/issue": 2e-6}
-    return found | {
-        step.name: predicted.step_time_s for step, predicted in predict_alone(MachineFit(found, FACTS)).items()
+            times[f"{kind}/{size}"] = (2 if kind == "all_reduce" else 1) * (HOP_S + size / 2 / LINK_RATE)
+    times |= {"beside/all_reduce": 0.010, "beside/longer": 0.0075, "launch/gap": 1e-6, "launch/issue": 2e-6}
+    return times | {
+        step.name: predicted.step_time_s for step, predicted in predict_alone(MachineFit(times, FACTS)).items()
     }
 
 
@@ -111,19 +116,19 @@ FACTS = MachineFacts(
 )
 
 
-def fit(found: dict[str, float] | None = None) -> MachineFit:
-    return MachineFit(found or seconds(), FACTS)
+def fit(measured: dict[str, float] | None = None) -> MachineFit:
+    return MachineFit(measured or seconds(), FACTS)
 
 
-def found_of(one: MachineFit) -> MachineResult:
+def result_of(machine_fit: MachineFit) -> MachineResult:
     return MachineResult(
-        one.cluster(),
-        one.calibration((0.9, 1.1)),
-        one.in_step,
-        one.step_factors.starts,
-        one.measured_over_predicted(),
-        one.measured_rates(),
-        one.unmeasured(),
+        machine_fit.cluster(),
+        machine_fit.calibration((0.9, 1.1)),
+        machine_fit.in_step,
+        machine_fit.step_factors.starts,
+        machine_fit.measured_over_predicted(),
+        machine_fit.measured_rates(),
+        machine_fit.unmeasured(),
     )
 
 
@@ -139,28 +144,28 @@ def test_constants_come_back_out_of_the_seconds_that_they_made() -> None:
 def test_links_come_back_too() -> None:
     hop, rate = fit().fit_link()
     assert (hop, rate) == (pytest.approx(HOP_S), pytest.approx(LINK_RATE))
-    cluster = found_of(fit()).cluster
+    cluster = result_of(fit()).cluster
     reached = with_calibration(cluster, fit().calibration((0.9, 1.1)))
     assert reached.topology.tiers[0].egress(2) == pytest.approx(LINK_RATE)  # type: ignore[union-attr]
 
 
 def test_what_no_machine_can_have_is_brought_within_bounds() -> None:
-    found = seconds()
-    found |= {name: s * 1e-3 for name, s in found.items() if "attention " in name or name.endswith("update")}
-    found |= {"beside/longer": -0.019, "tiny/layer": 1e-9}
-    constants = fit(found).constants()
+    times = seconds()
+    times |= {name: s * 1e-3 for name, s in times.items() if "attention " in name or name.endswith("update")}
+    times |= {"beside/longer": -0.019, "tiny/layer": 1e-9}
+    constants = fit(times).constants()
     for name, value in constants.items():
-        one = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}[name]
-        assert one.low <= value <= one.high, name
+        constant = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}[name]
+        assert constant.low <= value <= constant.high, name
     assert constants["exposed"] == 0.0
     assert constants["update"] == BENCH_ONLY_CONSTANTS["update"].low
 
 
 def test_the_file_is_read_back_to_the_last_digit_and_planned_for(tmp_path: Path) -> None:
-    found, path = found_of(fit()), tmp_path / "machine.toml"
-    write_cluster_file(found, path)
+    result, path = result_of(fit()), tmp_path / "machine.toml"
+    write_cluster_file(result, path)
     cluster = load_cluster(str(path))
-    expected = with_calibration(found.cluster, found.calibration)
+    expected = with_calibration(result.cluster, result.calibration)
     assert cluster.calibration == expected.calibration
     assert cluster.topology == expected.topology
     assert cluster.chip.peak_flops_per_s == expected.chip.peak_flops_per_s
@@ -174,15 +179,15 @@ def test_the_file_is_read_back_to_the_last_digit_and_planned_for(tmp_path: Path)
 
 def test_a_factor_of_its_own_moves_its_kernels_alone() -> None:
     """Without one the update and the loss are as other elementwise kernels."""
-    one = fit()
-    found = found_of(one)
+    machine_fit = fit()
+    result = result_of(machine_fit)
     sample = SAMPLES[0]
     job = Job(global_batch_tokens=2 * sample.tokens, seq_len=sample.seq_len, precision="fp32", loss="in_place")
 
     def time_of(**constants: float | None) -> dict[str, float]:
-        own = {**found.calibration.constants, **constants}
-        known = {name: value for name, value in own.items() if value is not None}
-        cluster = with_calibration(found.cluster, replace(found.calibration, constants=known))
+        changed = {**result.calibration.constants, **constants}
+        known = {name: value for name, value in changed.items() if value is not None}
+        cluster = with_calibration(result.cluster, replace(result.calibration, constants=known))
         return dict(plan_layout(sample.architecture, cluster, job, Layout(dp=2, micro_batch_seqs=4)).estimate.time)
 
     without, same = time_of(update=None, loss=None), time_of(update=KNOWN["elementwise"], loss=KNOWN["elementwise"])
@@ -205,36 +210,36 @@ def test_the_spread_covers_what_repeats_show_and_ten_percent_at_least() -> None:
 
 def test_whole_steps_say_how_much_longer_kernels_take_between_others() -> None:
     """Kernels that take 1.3 times as long in every step make rates of 1 / 1.3, and communication stays as it was."""
-    alone, found = fit(), seconds()
-    assert alone.in_step == pytest.approx(1.0)
+    isolated, times = fit(), seconds()
+    assert isolated.in_step == pytest.approx(1.0)
     kernel_seconds = {}
-    for step, predicted in predict_alone(alone).items():
+    for step, predicted in predict_alone(isolated).items():
         kernel_seconds[step.name] = sum(s for name, s in predicted.time.items() if name not in COMMUNICATION)
-    found |= {name: found[name] + 0.3 * s for name, s in kernel_seconds.items()}
-    slower = fit(found)
+    times |= {name: times[name] + 0.3 * s for name, s in kernel_seconds.items()}
+    slower = fit(times)
     assert slower.in_step == pytest.approx(1.3)
-    constants, before = slower.constants(), alone.constants()
+    constants, before = slower.constants(), isolated.constants()
     for name in KERNEL_RATES:
         assert constants[name] == pytest.approx(before[name] / 1.3), name
     assert constants["launch_s"] == pytest.approx(1.3 * before["launch_s"])
-    assert (constants["link_fraction"], slower.fit_link()) == (before["link_fraction"], alone.fit_link())
+    assert (constants["link_fraction"], slower.fit_link()) == (before["link_fraction"], isolated.fit_link())
     assert slower.measured_over_predicted() == pytest.approx(dict.fromkeys(kernel_seconds, 1.0), rel=0.02)
 
 
 def test_steps_of_few_rows_tell_starts_from_kernels() -> None:
     """Kernels 1.2 times as long as alone, and the time between them 2.5 times: both come back, and so do the steps."""
-    alone, found = fit(), seconds()
-    for name, (_, kernels_s, starts_s) in zip(alone.steps, alone._step_parts(), strict=True):
-        found[name.name] += 0.2 * kernels_s + 1.5 * starts_s
-    slower = fit(found)
+    isolated, times = fit(), seconds()
+    for name, (_, kernels_s, starts_s) in zip(isolated.steps, isolated._step_parts(), strict=True):
+        times[name.name] += 0.2 * kernels_s + 1.5 * starts_s
+    slower = fit(times)
     assert slower.step_factors == pytest.approx((1.2, 2.5))
     assert slower.constants()["launch_s"] == pytest.approx(2.5 * LAUNCH_S)
     assert slower.measured_over_predicted() == pytest.approx(
-        dict.fromkeys((step.name for step in alone.steps), 1.0), rel=0.02
+        dict.fromkeys((step.name for step in isolated.steps), 1.0), rel=0.02
     )
     shares = {
-        step.name: starts_s / found[step.name]
-        for step, (*_, starts_s) in zip(alone.steps, alone._step_parts(), strict=True)
+        step.name: starts_s / times[step.name]
+        for step, (*_, starts_s) in zip(isolated.steps, isolated._step_parts(), strict=True)
     }
     assert min(share for name, share in shares.items() if name.startswith("short")) > 0.1
     assert max(share for name, share in shares.items() if not name.startswith("short")) < 0.1
@@ -242,27 +247,31 @@ def test_steps_of_few_rows_tell_starts_from_kernels() -> None:
 
 def test_what_the_factors_miss_of_whole_steps_widens_the_interval() -> None:
     names = {step.name for step in CPU_SIZES.steps(2)}
-    found = {name: s * (2.0 if name in names and name.startswith("256") else 1.0) for name, s in seconds().items()}
-    misses = fit(found).measured_over_predicted()
+    times = {name: s * (2.0 if name in names and name.startswith("256") else 1.0) for name, s in seconds().items()}
+    misses = fit(times).measured_over_predicted()
     assert misses.keys() == names
-    low, high = prediction_interval([found] * 3, SAMPLES, misses.values())
+    low, high = prediction_interval([times] * 3, SAMPLES, misses.values())
     assert 1.6 < high < 2.2, "two of six are off by a factor of 2, and one factor takes a third of that"
     assert low == pytest.approx(1 / high)
-    assert prediction_interval([found] * 3, SAMPLES, [2.0, 0.5])[1] == pytest.approx(2.0 ** (NORMAL_90 * 2**0.5))
-    assert prediction_interval([found] * 3, SAMPLES, [1.01, 0.99, 1.0])[1] == pytest.approx(1.1)
+    assert prediction_interval([times] * 3, SAMPLES, [2.0, 0.5])[1] == pytest.approx(2.0 ** (NORMAL_90 * 2**0.5))
+    assert prediction_interval([times] * 3, SAMPLES, [1.01, 0.99, 1.0])[1] == pytest.approx(1.1)
 
 
 def test_one_step_is_not_fitted_to() -> None:
     """Nothing would be left to judge predictions by."""
     sizes = replace(CPU_SIZES, samples=SAMPLES[:1], short_samples=())
-    found = {name.replace("fsdp step", "one process step"): s for name, s in seconds().items()}
-    found |= {"256/one process step": 5.0}
-    single = MachineFit(found, replace(FACTS, num_processes=1, sizes=sizes))
+    times = {name.replace("fsdp step", "one process step"): s for name, s in seconds().items()}
+    times |= {"256/one process step": 5.0}
+    single = MachineFit(times, replace(FACTS, num_processes=1, sizes=sizes))
     assert single.in_step == 1.0
     assert single.measured_over_predicted()["256/one process step"] > 1.5
 
 
-@pytest.mark.parametrize("sample", [one for one in SAMPLES if one.has_loss], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "sample",
+    [sample_layer for sample_layer in SAMPLES if sample_layer.has_loss],
+    ids=lambda sample_layer: sample_layer.name,
+)
 def test_the_loss_is_measured_of_values_that_no_processor_is_slow_with(sample: SampleLayer) -> None:
     """Weights of a deviation of 1 made 4% of the probabilities subnormal, and with them the operands of the head's products."""
     x, weight, _ = loss_operands(sample, torch.device("cpu"))
@@ -286,22 +295,22 @@ def test_the_stacks_constants_come_from_runs_of_its_own() -> None:
 
 def test_a_small_machine_is_measured_in_two_processes() -> None:
     small: tuple[SampleLayer, ...] = (replace(TINY, name="small", has_loss=True),)
-    found = measure_machine(2, sizes=replace(CPU_SIZES, samples=small, short_samples=()))
-    assert found.cluster.num_devices == 2
-    assert set(found.cluster.chip.peak_flops_per_s) == {"fp32", "bf16"}
-    assert found.calibration.constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys() - {"host_s"}
-    assert "2 processes at once" in found.calibration.source
-    assert "torch" in found.calibration.source
-    assert found.measured_over_predicted.keys() == {"small/fsdp step", "small/tp step"}
-    assert found.in_step > 0
-    payload = to_json(MachineRecord.of(found))
+    result = measure_machine(2, sizes=replace(CPU_SIZES, samples=small, short_samples=()))
+    assert result.cluster.num_devices == 2
+    assert set(result.cluster.chip.peak_flops_per_s) == {"fp32", "bf16"}
+    assert result.calibration.constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys() - {"host_s"}
+    assert "2 processes at once" in result.calibration.source
+    assert "torch" in result.calibration.source
+    assert result.measured_over_predicted.keys() == {"small/fsdp step", "small/tp step"}
+    assert result.in_step > 0
+    payload = to_json(MachineRecord.of(result))
     require_valid(payload)
-    assert require_payload_numbers(found) == len(found.calibration.constants)
+    assert require_payload_numbers(result) == len(result.calibration.constants)
     assert payload["calibration"]["stack"] == STACK
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--processes", "0"), "--processes"),
         (("--processes", "65"), "1 or more, at most 64, are required for a machine"),
@@ -311,14 +320,14 @@ def test_a_small_machine_is_measured_in_two_processes() -> None:
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_measured(
-    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(*_: object) -> None:
         raise AssertionError("something was measured")
 
     monkeypatch.setattr("shardwise.measure.microbenchmarks.benchmark_runs.measure_machine", measured)
     assert main(("bench", "machine", "--device", "cpu", *arguments)) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 class FakeEvent:
@@ -475,4 +484,4 @@ def test_a_gpu_takes_less_than_a_minute() -> None:
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write .*; a path in a writable directory is required"):
-        write_cluster_file(found_of(fit()), tmp_path)
+        write_cluster_file(result_of(fit()), tmp_path)

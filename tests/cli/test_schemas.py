@@ -285,7 +285,7 @@ def test_a_schema_notices() -> None:
     error = {"schema": "shardwise.error/1", "error": {"problems": ["a"], "exit_code": 2}}
     assert validator.is_valid(error)
     for wrong in (
-        {**error, "more": 1}, {"schema": "shardwise.error/1"}, {**valid_error, "schema": "shardwise.error/2"},
+        {**error, "more": 1}, {"schema": "shardwise.error/1"}, {**error, "schema": "shardwise.error/2"},
         {**error, "error": {"problems": "a", "exit_code": 2}}, {**error, "error": {"problems": [], "exit_code": 2, "x": 1}},
     ):  # fmt: skip
         assert not validator.is_valid(wrong)

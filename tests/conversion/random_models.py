@@ -88,8 +88,8 @@ def latent(model: Architecture, rng: random.Random) -> Architecture:
         "bias": (), "tied_embeddings": False, "numerics": replace(model.numerics, rotary=Rotary(base=300.0)),
         "num_predict_layers": rng.choice((0, 0, 1)),
     }  # fmt: skip
-    found = replace(model, **parts)
-    return routed(found, rng) if rng.random() < 0.7 else found
+    latent_model = replace(model, **parts)
+    return routed(latent_model, rng) if rng.random() < 0.7 else latent_model
 
 
 def gpt(model: Architecture, rng: random.Random) -> Architecture:

@@ -26,24 +26,24 @@ def numbered(dims: str) -> torch.Tensor:
     return torch.arange(1, 1 + int(np.prod(shape))).view(shape)
 
 
-def stored(found: Arrangement, part: torch.Tensor) -> torch.Tensor:
-    into = torch.zeros(found.shape, dtype=part.dtype)
-    found.write_parameter(part, into)
+def stored(arrangement: Arrangement, part: torch.Tensor) -> torch.Tensor:
+    into = torch.zeros(arrangement.shape, dtype=part.dtype)
+    arrangement.write_parameter(part, into)
     return into
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_any_box_of_what_is_put_is_taken(case: str) -> None:
     dims, layout = CASES[case]
-    part, found = numbered(dims), arrange(layout, dims.split(), SIZES)
-    into = stored(found, part)
+    part, arrangement = numbered(dims), arrange(layout, dims.split(), SIZES)
+    into = stored(arrangement, part)
     assert sorted(into[into > 0].tolist()) == part.flatten().tolist()
     rng = np.random.default_rng(0)
     for _ in range(200):
         corners = np.sort(rng.integers(0, np.add(part.shape, 1), (2, part.ndim)), axis=0)
         box = Box(tuple(corners[0].tolist()), tuple((corners[1] - corners[0]).tolist()))
         if box.volume:
-            assert torch.equal(found.read_box(lambda inner: into[inner.slices], box), part[box.slices]), box
+            assert torch.equal(arrangement.read_box(lambda inner: into[inner.slices], box), part[box.slices]), box
 
 
 def test_queries_keys_and_values_of_a_group_lie_together() -> None:
@@ -52,8 +52,8 @@ def test_queries_keys_and_values_of_a_group_lie_together() -> None:
     into = torch.zeros(arrange("K [GH]+H+H, D", tuple("KGHD"), SIZES).shape, dtype=queries.dtype)
     for part, layout in ((queries, "K [GH]+H+H, D"), (keys, "K GH+[H]+H, D"), (values, "K GH+H+[H], D")):
         arrange(layout, tuple("KGHD" if part is queries else "KHD"), SIZES).write_parameter(part, into)
-    wanted = torch.cat([queries, keys[:, None], values[:, None]], dim=1)  # [K, G + 2, H, D]
-    assert torch.equal(into, wanted.reshape(into.shape))
+    expected = torch.cat([queries, keys[:, None], values[:, None]], dim=1)  # [K, G + 2, H, D]
+    assert torch.equal(into, expected.reshape(into.shape))
 
 
 def test_pairs_are_those_of_the_published_conversion() -> None:
@@ -61,15 +61,15 @@ def test_pairs_are_those_of_the_published_conversion() -> None:
     weights = numbered("K G H D")
     heads, width = SIZES["K"] * SIZES["G"], SIZES["H"]
     flat = weights.reshape(heads * width, SIZES["D"])
-    wanted = flat.view(heads, 2, width // 2, SIZES["D"]).transpose(1, 2).reshape(heads * width, SIZES["D"])
-    assert torch.equal(stored(arrange("K G H~, D", tuple("KGHD"), SIZES), weights), wanted)
+    expected = flat.view(heads, 2, width // 2, SIZES["D"]).transpose(1, 2).reshape(heads * width, SIZES["D"])
+    assert torch.equal(stored(arrange("K G H~, D", tuple("KGHD"), SIZES), weights), expected)
 
 
 def test_what_is_read_is_what_lies_between_the_first_and_the_last_element() -> None:
     """An interval of a flattened weight costs its own elements where its tensor has no other's."""
     dims, count = "K G H D", [0]
-    part, found = numbered(dims), arrange("D, K G H", dims.split(), SIZES)
-    into = stored(found, part)
+    part, arrangement = numbered(dims), arrange("D, K G H", dims.split(), SIZES)
+    into = stored(arrangement, part)
 
     def read(inner: Box) -> torch.Tensor:
         count[0] += inner.volume
@@ -78,8 +78,10 @@ def test_what_is_read_is_what_lies_between_the_first_and_the_last_element() -> N
     for start in range(0, part.numel(), 7):
         for stop in range(start + 1, part.numel() + 1, 5):
             count[0] = 0
-            got = torch.cat([found.read_box(read, box).flatten() for box in interval_boxes(part.shape, start, stop)])
-            assert torch.equal(got, part.flatten()[start:stop])
+            interval = torch.cat(
+                [arrangement.read_box(read, box).flatten() for box in interval_boxes(part.shape, start, stop)]
+            )
+            assert torch.equal(interval, part.flatten()[start:stop])
             assert count[0] == stop - start
 
 
@@ -91,10 +93,10 @@ def test_any_order_of_dims_comes_back(order: list[str], data: st.DataObject) -> 
     layout = "".join(
         word + (f"{mark} " if mark else " ") for word, mark in zip(words, (*marks, ""), strict=True)
     ).strip()
-    part, found = numbered("K G H D"), arrange(layout, tuple("KGHD"), SIZES)
+    part, arrangement = numbered("K G H D"), arrange(layout, tuple("KGHD"), SIZES)
     whole = Box((0,) * 4, tuple(part.shape))
-    into = stored(found, part)
-    assert torch.equal(found.read_box(lambda inner: into[inner.slices], whole), part)
+    into = stored(arrangement, part)
+    assert torch.equal(arrangement.read_box(lambda inner: into[inner.slices], whole), part)
     if not halves:
         assert torch.equal(into.flatten(), part.permute(["KGHD".index(dim) for dim in order]).flatten())
 

@@ -46,35 +46,35 @@ def shapes(fact: dict[str, Any]) -> dict[str, Shape]:
 @pytest.mark.parametrize("fact", facts("torchtitan"))
 def test_a_checkpoint_for_torchtitan_has_the_tensors_of_its_model(fact: dict[str, Any]) -> None:
     model = model_of(fact)
-    found = {place.name: place.tensor_shape for place in list_slices(model, torchtitan_model(model).weight_table)}
-    assert found == shapes(fact)
+    listed = {place.name: place.tensor_shape for place in list_slices(model, torchtitan_model(model).weight_table)}
+    assert listed == shapes(fact)
 
 
 @pytest.mark.parametrize("fact", facts("megatron"))
 def test_a_distributed_checkpoint_has_the_tensors_that_a_model_of_megatron_asks_for(fact: dict[str, Any]) -> None:
     """And those that one under Transformer Engine asks for beside them: norms in the products behind them."""
     model = model_of(fact)
-    found = {place.name: place.tensor_shape for place in megatron_slices(model, layer_prefix(model))}
+    listed = {place.name: place.tensor_shape for place in megatron_slices(model, layer_prefix(model))}
     for name, shape in shapes(fact).items():
         rows = model.vocab_size if name in ("embedding.word_embeddings.weight", "output_layer.weight") else shape[0]
-        assert found.pop(name) == (rows, *shape[1:]), name
+        assert listed.pop(name) == (rows, *shape[1:]), name
     fused = {
         "linear_q_up_proj.layer_norm_weight",
         "linear_kv_up_proj.layer_norm_weight",
         "linear_fc1.layer_norm_weight",
     }
-    for name in found:
+    for name in listed:
         assert name.endswith((*fused, "pre_mlp_layernorm.weight")), name
 
 
 @pytest.mark.parametrize("fact", facts("megatron-ranks"))
 def test_a_file_of_a_rank_has_the_tensors_of_its_model(fact: dict[str, Any]) -> None:
     model, degrees = model_of(fact), RankDegrees(divisible=8)
-    found = {
+    listed = {
         place.name: place.tensor_shape
         for place in rank_slices(model, rank_weight_table(model, "local", degrees), degrees)
     }
-    assert found == shapes(fact)
+    assert listed == shapes(fact)
 
 
 def test_norms_under_transformer_engine() -> None:
@@ -90,12 +90,14 @@ def test_norms_under_transformer_engine() -> None:
     )
     latents = {f"self_attention.linear_{kind}_up_proj.layer_norm_weight" for kind in ("q", "kv")}
     cases = [({}, {linear, mlp}), (routed, {linear, apart}), (latent, {"input_layernorm.weight", mlp} | latents)]
-    for fields, wanted in cases:
+    for fields, expected in cases:
         model = Architecture(name="a", head_dim=4, **sizes, **fields)
         for names, prefix in (
             (RANK_NAMES["transformer_engine"], "decoder.layers.0."),
             (DISTRIBUTED_NAMES[0], "decoder.layers."),
         ):
             naming = megatron_weight_table(model, names, NUMBERED if prefix.endswith("0.") else STACKED)
-            own = {place.name.removeprefix(prefix) for place in list_slices(model, naming) if "norm" in place.name}
-            assert own - {"decoder.final_layernorm.weight"} == wanted
+            norm_names = {
+                place.name.removeprefix(prefix) for place in list_slices(model, naming) if "norm" in place.name
+            }
+            assert norm_names - {"decoder.final_layernorm.weight"} == expected

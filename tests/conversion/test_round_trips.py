@@ -54,8 +54,8 @@ def write(name: str, folder: Path, weights: ModelWeights, choices: ConvertOption
     )
 
 
-def require_equal(found: StoredModel, weights: ModelWeights) -> None:
-    again = found.weights()
+def require_equal(stored: StoredModel, weights: ModelWeights) -> None:
+    again = stored.weights()
     assert again.tensors.keys() == weights.tensors.keys()
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in weights.tensors.items())
     assert all(torch.equal(again.biases[name], bias) for name, bias in weights.biases.items())
@@ -86,12 +86,12 @@ def test_every_element_has_one_place(name: str, tmp_path: Path) -> None:
     for number, model in enumerate(islice(models(name, 6), 12)):
         weights, choices = without_biases(name, random_weights(model, number)), choices_of(model, rng)
         write(name, tmp_path / str(number), weights, choices)
-        found = WEIGHT_FORMATS[name].read(tmp_path / str(number), None if name == "huggingface" else model)
+        stored = WEIGHT_FORMATS[name].read(tmp_path / str(number), None if name == "huggingface" else model)
         for parameter, tensor in weights.tensors.items():
-            assert sum(place.box.volume for place in found.slices[parameter]) == tensor.numel()
+            assert sum(place.box.volume for place in stored.slices[parameter]) == tensor.numel()
             start, stop = sorted(rng.sample(range(tensor.numel() + 1), 2))
-            got = found.read_flat(parameter, interval_boxes(tuple(tensor.shape), start, stop))
-            assert torch.equal(got, tensor.flatten()[start:stop]), parameter
+            interval = stored.read_flat(parameter, interval_boxes(tuple(tensor.shape), start, stop))
+            assert torch.equal(interval, tensor.flatten()[start:stop]), parameter
 
 
 def test_from_every_format_into_every_other(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_another_format_of_numbers(name: str, tmp_path: Path) -> None:
     WEIGHT_FORMATS[name].write(
         tmp_path, WeightSource(model, boxes_of_weights(weights), torch.bfloat16), ConvertOptions(seq_len=8)
     )
-    found = WEIGHT_FORMATS[name].read(tmp_path, None if name == "huggingface" else model)
-    assert found.tensors.dtype() == torch.bfloat16
+    stored = WEIGHT_FORMATS[name].read(tmp_path, None if name == "huggingface" else model)
+    assert stored.tensors.dtype() == torch.bfloat16
     for parameter, tensor in weights.tensors.items():
-        got = found.read(parameter, Box((0,) * tensor.ndim, tuple(tensor.shape)))
-        assert torch.equal(got, tensor.bfloat16())
+        values = stored.read(parameter, Box((0,) * tensor.ndim, tuple(tensor.shape)))
+        assert torch.equal(values, tensor.bfloat16())

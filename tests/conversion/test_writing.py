@@ -59,9 +59,9 @@ def test_one_tensor_is_held_at_a_time(
     model, count, read = opened(tmp_path / "run", weights)._replace(dtype=dtype), [0], OpenCheckpoint.read
 
     def counted(self: OpenCheckpoint, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
-        found = read(self, name, shape, box)
-        count[0] += found.nbytes
-        return found
+        values = read(self, name, shape, box)
+        count[0] += values.nbytes
+        return values
 
     monkeypatch.setattr(OpenCheckpoint, "read", counted)
     with Alive() as alive:
@@ -89,23 +89,23 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
         "write": (torch, "save"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "unlink": (Path, "unlink"),
         "rmtree": (shutil, "rmtree"),
     }  # fmt: skip
-    out, left, after = tmp_path / "out", set(), 0
+    out, outcomes, num_calls = tmp_path / "out", set(), 0
     while True:
         write(name, out, old)
         with monkeypatch.context() as patch:
-            dies(patch, *where[call], after)
+            dies(patch, *where[call], num_calls)
             if call != "rmtree":
                 patch.setattr(shutil, "rmtree", removed_but_drafts)
             try:
                 write(name, out, new)
             except Killed:
-                left.add(found_in(name, out, {"old": old, "new": new}))
+                outcomes.add(model_stored_in(name, out, {"old": old, "new": new}))
             else:
                 break
-        after += 1
-    assert left <= {"old", "none", "new"}
+        num_calls += 1
+    assert outcomes <= {"old", "none", "new"}
     write(name, out, new)
-    assert found_in(name, out, {"new": new}) == "new"
+    assert model_stored_in(name, out, {"new": new}) == "new"
     assert not (out / DRAFT_FOLDER).exists(), "no litter"
 
 
@@ -121,15 +121,17 @@ def write(name: str, folder: Path, weights: ModelWeights) -> None:
     )
 
 
-def found_in(name: str, folder: Path, models: dict[str, ModelWeights]) -> str:
+def model_stored_in(name: str, folder: Path, models: dict[str, ModelWeights]) -> str:
     """Which of some models a folder reads as."""
     if not WEIGHT_FORMATS[name].matches(folder):
         with pytest.raises(InputError, match="found none of"):
             detect_format(folder, "--from")
         return "none"
-    found = WEIGHT_FORMATS[name].read(folder, PLAIN).weights().tensors
+    stored = WEIGHT_FORMATS[name].read(folder, PLAIN).weights().tensors
     (same,) = (
-        key for key, one in models.items() if all(torch.equal(found[n], tensor) for n, tensor in one.tensors.items())
+        key
+        for key, model in models.items()
+        if all(torch.equal(stored[n], tensor) for n, tensor in model.tensors.items())
     )
     return same
 

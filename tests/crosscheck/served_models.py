@@ -135,12 +135,12 @@ def logits_by_sequence(
     """Run a pass, and return the logits of the picked tokens by sequence; `order` has the sequences of the chunks."""
     logits = served.run(tokens, absorbs_latent=absorbs)
     places = place_sequences(served.num_rows)
-    seen: dict[int, int] = {}
+    num_seen: dict[int, int] = {}
     logits_of = {}
     for sequence in order:
         row, _ = places[sequence]
-        logits_of[sequence] = logits[row, seen.get(row, 0)]
-        seen[row] = seen.get(row, 0) + 1
+        logits_of[sequence] = logits[row, num_seen.get(row, 0)]
+        num_seen[row] = num_seen.get(row, 0) + 1
     return logits_of
 
 

@@ -27,9 +27,9 @@ def test_shares_are_those_of_masks(kind: str, size: int, last_of: int) -> None:
     batch, queries, keys = torch.tensor(0), torch.arange(SEQ_LEN)[:, None], torch.arange(SEQ_LEN)[None]
     mask = masks[kind](batch, batch, queries, keys).numpy().astype(float)
     halves = np.where((np.arange(SEQ_LEN) < size) | (kind == "chunked"), 0.5, 0.0)
-    seen = (mask.sum(axis=1) - halves)[SEQ_LEN - SEQ_LEN // last_of :]
+    visible = (mask.sum(axis=1) - halves)[SEQ_LEN - SEQ_LEN // last_of :]
     model = Architecture(
         name="masked", num_layers=1, d_model=8, d_ff=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=8,
         sliding_window=size, window_kind=kind,  # type: ignore[arg-type]
     )  # fmt: skip
-    assert model.mean_attended_share(SEQ_LEN, last_of=last_of) == pytest.approx(seen.mean() / SEQ_LEN)
+    assert model.mean_attended_share(SEQ_LEN, last_of=last_of) == pytest.approx(visible.mean() / SEQ_LEN)

@@ -31,12 +31,12 @@ def written(row: dict[str, Any]) -> ShardedExpression:
 
 @pytest.mark.parametrize("row", PRODUCTS["products"], ids=lambda row: row["expression"])
 def test_the_derived_collectives_are_those_of_the_h100_compiler(row: dict[str, Any]) -> None:
-    made = written(row)
-    values = SymbolValues({**made.sizes, **dict(made.mesh.axes)})
-    width = bytes_per_element(made.dtype)
+    expression = written(row)
+    values = SymbolValues({**expression.sizes, **dict(expression.mesh.axes)})
+    width = bytes_per_element(expression.dtype)
     derived = [
         (c.collective.kind, sorted(c.collective.axes), float(c.collective.received_elements.evaluate(values)) * width)
-        for c in derive_by_cases(made).communication
+        for c in derive_by_cases(expression).communication
     ]
     chosen = [(c["op"], sorted(c["axes"]), c["bytes"]) for c in row["collectives"]]
     assert sorted(derived) == sorted(chosen)
@@ -49,8 +49,10 @@ def test_predicted_memory_of_a_training_step_bounds_the_compilers_peak(name: str
     tokens = kept["global_batch_seqs"] * kept["seq_len"]
     job = sw.Job(global_batch_tokens=tokens, seq_len=kept["seq_len"], loss="streamed")
     layout = sw.Layout(dp=1, fsdp=devices, tp=1, cp=1, pp=1, zero_stage=3, recompute="full")
-    found = sw.estimate(sw.load_model(kept["model"]), sw.load_cluster(STEPS[name]), job, layout)
-    at_rest = sum(found.memory[term] for term in ("parameters", "master", "optimizer"))
+    estimated = sw.estimate(sw.load_model(kept["model"]), sw.load_cluster(STEPS[name]), job, layout)
+    at_rest = sum(estimated.memory[term] for term in ("parameters", "master", "optimizer"))
     assert at_rest == pytest.approx(kept["argument_bytes"], rel=0.001)
-    predicted = found.memory_bytes - found.memory["runtime"]  # the compiler does not count what the runtime takes
+    predicted = (
+        estimated.memory_bytes - estimated.memory["runtime"]
+    )  # the compiler does not count what the runtime takes
     assert 1.0 <= predicted / kept["peak_bytes"] <= LARGEST_RATIO[name]

@@ -29,8 +29,8 @@ def program(entry: str, computations: str = "", num_devices: int = 4) -> HloProg
     return HloProgram(text_of(entry, computations, num_devices))
 
 
-def kinds(found: HloProgram) -> list[tuple[CollectiveKind, int, float]]:
-    return [(c.kind, len(c.groups[0]), c.payload) for c in found.collectives()]
+def kinds(hlo: HloProgram) -> list[tuple[CollectiveKind, int, float]]:
+    return [(c.kind, len(c.groups[0]), c.payload) for c in hlo.collectives()]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter() -
 
 
 def test_devices_that_keep_the_same_part_still_reduce_it_among_them() -> None:
-    found = reduce_and_keep(4, "0, 0, 4, 4")
-    assert kinds(found) == [(CollectiveKind.REDUCE_SCATTER, 2, 64.0), (CollectiveKind.ALL_REDUCE, 2, 32.0)]
-    assert found.collectives()[0].groups == ((0, 2), (1, 3))
-    assert found.collectives()[1].groups == ((0, 1), (2, 3))
+    hlo = reduce_and_keep(4, "0, 0, 4, 4")
+    assert kinds(hlo) == [(CollectiveKind.REDUCE_SCATTER, 2, 64.0), (CollectiveKind.ALL_REDUCE, 2, 32.0)]
+    assert hlo.collectives()[0].groups == ((0, 2), (1, 3))
+    assert hlo.collectives()[1].groups == ((0, 1), (2, 3))
 
 
 def test_a_table_without_its_values_is_refused() -> None:
@@ -105,12 +105,12 @@ def test_a_part_that_is_the_same_everywhere_does_not_make_a_scatter() -> None:
 
 def test_an_all_reduce_that_is_also_used_whole_stays_one() -> None:
     entry = REDUCE_AND_KEEP.replace("TABLE", "0, 2, 4, 6").replace("ROWS", "2").replace("ROOT ", "")
-    found = program(f"{entry}  ROOT %both = (f32[2,8], f32[8,8]) tuple(%fusion, %sum)", SLICE.replace("ROWS", "2"))
-    assert kinds(found) == [(CollectiveKind.ALL_REDUCE, 4, 64.0)]
+    hlo = program(f"{entry}  ROOT %both = (f32[2,8], f32[8,8]) tuple(%fusion, %sum)", SLICE.replace("ROWS", "2"))
+    assert kinds(hlo) == [(CollectiveKind.ALL_REDUCE, 4, 64.0)]
 
 
 def test_two_all_reduces_in_a_row_are_one_over_both_groups() -> None:
-    found = program(
+    hlo = program(
         """
   %param = bf16[8]{0} parameter(0)
   %wide = f32[8]{0} convert(%param)
@@ -119,8 +119,8 @@ def test_two_all_reduces_in_a_row_are_one_over_both_groups() -> None:
   %again = f32[8]{0} convert(%narrow)
   ROOT %second = f32[8]{0} all-reduce(%again), channel_id=2, replica_groups={{0,2},{1,3}}, to_apply=%add"""
     )
-    assert found.collectives() == (HloCollective(CollectiveKind.ALL_REDUCE, ((0, 1, 2, 3),), 8.0),)
-    assert found.collectives()[0].received_elements == 12.0
+    assert hlo.collectives() == (HloCollective(CollectiveKind.ALL_REDUCE, ((0, 1, 2, 3),), 8.0),)
+    assert hlo.collectives()[0].received_elements == 12.0
 
 
 def test_a_fusion_that_hides_a_reduce_scatter_is_unfolded() -> None:
@@ -139,7 +139,7 @@ def test_a_fusion_that_hides_a_reduce_scatter_is_unfolded() -> None:
 
 
 def test_asynchronous_combined_and_repeated_collectives_count_once() -> None:
-    found = program(
+    hlo = program(
         """
   %a = bf16[2]{0} parameter(0)
   %b = bf16[4]{0} parameter(1)
@@ -150,7 +150,7 @@ def test_asynchronous_combined_and_repeated_collectives_count_once() -> None:
   %exchanged = (bf16[2]{0}, bf16[2]{0}) all-to-all(%a, %a), channel_id=3, replica_groups={{0,1},{2,3}}
   ROOT %all = (bf16[2]{0}) tuple(%both)"""
     )  # fmt: skip
-    assert kinds(found) == [
+    assert kinds(hlo) == [
         (CollectiveKind.ALL_GATHER, 4, 24.0),
         (CollectiveKind.ALL_REDUCE, 4, 2.0),
         (CollectiveKind.ALL_REDUCE, 4, 4.0),
@@ -168,10 +168,10 @@ def test_a_permute_receives_its_shard_unless_every_device_keeps_its_own() -> Non
 def test_a_report_has_the_axes_along_which_a_permute_moves() -> None:
     """Devices that keep their own are no group of a whole line: of a permute any pair that differs says the axis."""
     expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
-    made = shard_expression(expression, Mesh.of({"X": 2, "Y": 2}), {"I": 4, "J": 6, "K": 2})
+    sharded = shard_expression(expression, Mesh.of({"X": 2, "Y": 2}), {"I": 4, "J": 6, "K": 2})
     pairs = "source_target_pairs={{0,0},{1,1},{2,3},{3,2}}"
     entry = f"  %a = f32[2,6]{{1,0}} parameter(0)\n  ROOT %p = f32[2,6]{{1,0}} collective-permute(%a), {pairs}"
-    (moved,) = read_report(made, text_of(entry), "cpu", "0").collectives
+    (moved,) = read_report(sharded, text_of(entry), "cpu", "0").collectives
     assert (moved.op, moved.axes) == (CollectiveKind.PERMUTE, ("Y",))
 
 
@@ -209,8 +209,8 @@ def test_a_product_inside_a_call_is_counted_and_indices_are_not() -> None:
   ROOT %m = f32[2,3]{1,0} multiply(%x, %x)
 }
 """
-    found = program("  %a = f32[2,3]{1,0} parameter(0)\n  ROOT %c = f32[2,3]{1,0} call(%a), to_apply=%body", called)
-    assert (found.multiplications(), found.flops()) == (6, 6)
+    hlo = program("  %a = f32[2,3]{1,0} parameter(0)\n  ROOT %c = f32[2,3]{1,0} call(%a), to_apply=%body", called)
+    assert (hlo.multiplications(), hlo.flops()) == (6, 6)
 
 
 class AskedError(Exception):
@@ -227,22 +227,22 @@ class AskedError(Exception):
 def test_a_mesh_that_a_backend_does_not_take_is_refused(
     backend: xla_compile.Backend, degree: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled(*given: object) -> None:
+    def compiled(*operands: object) -> None:
         raise AskedError
 
     monkeypatch.setattr(xla_compile, "missing_packages", lambda backend: [])
     monkeypatch.setattr(xla_compile, "_compile", compiled)
     expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
-    made = shard_expression(expression, Mesh.of({"X": degree}), {"I": degree, "J": 2, "K": 2})
+    sharded = shard_expression(expression, Mesh.of({"X": degree}), {"I": degree, "J": 2, "K": 2})
     with pytest.raises(InputError if problem else AskedError, match=problem):
-        xla_compile.compile_product(made, backend=backend)
+        xla_compile.compile_product(sharded, backend=backend)
 
 
 def test_products_of_each_dtype_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers as integers, floating-point numbers as such; bytes are counted in the product's dtype."""
     requested: list[str] = []
 
-    def compiled(requests: Sequence[Mapping[str, Any]], *given: object) -> dict[str, Any]:
+    def compiled(requests: Sequence[Mapping[str, Any]], *operands: object) -> dict[str, Any]:
         requested.extend(request["dtype"] for request in requests)
         return {"version": "", "hlo": [text_of("  ROOT %a = f32[2] parameter(0)", num_devices=1)] * len(requests)}
 

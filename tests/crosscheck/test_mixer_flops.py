@@ -164,8 +164,8 @@ def test_scores_are_made_once_for_heads_that_share_keys() -> None:
 @pytest.mark.parametrize("kind", ["gated_delta", "mamba2"])
 def test_states_of_segments_cost_nothing_in_one_part(kind: Any) -> None:
     mixer = RecurrentMixer(kind=kind, **DELTA)
-    one, two = (mixer_flops(mixer, 256, cp=cp) for cp in (1, 2))
-    assert one == mixer_flops(mixer, 256) < two
+    single_part, two_parts = (mixer_flops(mixer, 256, cp=cp) for cp in (1, 2))
+    assert single_part == mixer_flops(mixer, 256) < two_parts
 
 
 def test_flops_are_split_over_heads_and_segments() -> None:

@@ -51,7 +51,7 @@ def test_1f1b(p: int, m: int, v: int) -> None:
     *ours, last = to_csv(build_actions("1f1b", p, m)).splitlines()
     *theirs, their_last = single("Schedule1F1B", p, m).splitlines()
     assert ours == theirs
-    assert re.sub(r"F(\d+)", lambda found: f"F{int(found[1]) + 1}", last) == their_last
+    assert re.sub(r"F(\d+)", lambda match: f"F{int(match[1]) + 1}", last) == their_last
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_v_shapes(ours: str, theirs: str, p: int, m: int) -> None:
 @pytest.mark.parametrize(("p", "m", "v"), GRID)
 def test_looped_bfs_takes_as_long_and_holds_as_much(p: int, m: int, v: int) -> None:
     """Theirs runs micro-batches backward from the last to the first; passes forward are the same."""
-    mine, theirs = (
+    ours, theirs = (
         play_actions(build_actions("looped_bfs", p, m, v)),
         play_actions(from_csv(several("ScheduleLoopedBFS", p, m, v))),
     )
-    assert theirs.makespan == pytest.approx(mine.makespan)
-    assert theirs.peak_activations == mine.peak_activations
+    assert theirs.makespan == pytest.approx(ours.makespan)
+    assert theirs.peak_activations == ours.peak_activations
     forward = [
         [[str(slot[0]) for slot in slots if slot[0].kind == "F"] for slots in line.actions.order]
-        for line in (mine, theirs)
+        for line in (ours, theirs)
     ]
     assert forward[0] == forward[1]
 

@@ -105,7 +105,7 @@ def test_chunks_and_mixed_batches_equal_whole_prefills(name: str) -> None:
     rows = {sequence: [row] for sequence, row in prefill(mixed, whole_prompts()[1:]).items()}
     for step, (first, end) in enumerate([(0, 3), (3, 4), (4, 7)]):
         chunks: list[tuple[int, Any, int]] = [(0, PROMPTS[0][first:end], first)]
-        chunks += [(s, [int(np.argmax(found[-1]))], POSITIONS[s] + step) for s, found in rows.items() if s]
+        chunks += [(s, [int(np.argmax(decoded[-1]))], POSITIONS[s] + step) for s, decoded in rows.items() if s]
         for sequence, row in run_chunks(mixed, chunks).items():
             rows.setdefault(sequence, []).append(row)
     assert np.abs(rows[0][-1] - expected[0][0]).max() <= TOLERANCE
@@ -149,11 +149,11 @@ def derived_traffic(served: ServedModel, tokens: tuple[int, int]) -> Mapping[Any
 
 
 def test_queries_at_the_latents_equal_keys_made_of_them() -> None:
-    made, absorbed = (
+    expanded, absorbed = (
         prefill(serve("deepseek_v3", {"kv_m": 2}, num_rows=2), whole_prompts(), absorbs=absorbs)
         for absorbs in (False, True)
     )
-    for sequence, row in made.items():
+    for sequence, row in expanded.items():
         assert np.abs(row - absorbed[sequence]).max() <= TOLERANCE
 
 
@@ -170,15 +170,15 @@ def test_context_parallel_prefill_equals_generate() -> None:
 DRAFTED = 2
 
 
-@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3"])
-def test_verified_drafts_give_the_tokens_of_generate_in_fewer_passes(name: str, right: float) -> None:
+def test_verified_drafts_give_the_tokens_of_generate_in_fewer_passes(name: str, acceptance: float) -> None:
     """A pass computes the last token and two drafted ones; what is rejected is overwritten in the cache by the next pass."""
     served, expected, rng = serve(name, {"kv_m": 2}, num_rows=2), generated(name), np.random.default_rng(0)
     texts = {s: [int(np.argmax(row))] for s, row in prefill(served, whole_prompts()).items()}
     passes, accepted = 0, 0
     while min(map(len, texts.values())) < NUM_NEW:
-        drafts = {s: draft_tokens(expected.tokens[s], len(text), right, rng) for s, text in texts.items()}
+        drafts = {s: draft_tokens(expected.tokens[s], len(text), acceptance, rng) for s, text in texts.items()}
         chunks = [(s, [text[-1], *drafts[s]], POSITIONS[s] + len(text) - 1) for s, text in texts.items()]
         tokens = lay_out_tokens(chunks, served.num_rows, place_sequences(served.num_rows), num_picked=1 + DRAFTED)
         logits = served.run(tokens, absorbs_latent=True).reshape(len(PROMPTS), 1 + DRAFTED, -1)
@@ -190,12 +190,12 @@ def test_verified_drafts_give_the_tokens_of_generate_in_fewer_passes(name: str, 
         passes += 1
     for s, text in texts.items():
         assert tuple(text[:NUM_NEW]) == expected.tokens[s]
-    if right in (0.0, 1.0):
-        assert passes == math.ceil((NUM_NEW - 1) / expected_tokens(right, DRAFTED))
-    assert bool(accepted) == bool(right)
+    if acceptance in (0.0, 1.0):
+        assert passes == math.ceil((NUM_NEW - 1) / expected_tokens(acceptance, DRAFTED))
+    assert bool(accepted) == bool(acceptance)
 
 
-def draft_tokens(text: tuple[int, ...], start: int, right: float, rng: np.random.Generator) -> list[int]:
+def draft_tokens(text: tuple[int, ...], start: int, acceptance: float, rng: np.random.Generator) -> list[int]:
     """Return drafts of the tokens from `start` on, each right with this probability; behind the end any token is."""
     following = [*text[start : start + DRAFTED], *[0] * DRAFTED][:DRAFTED]
-    return [token if rng.random() < right else (token + 1) % 32 for token in following]
+    return [token if rng.random() < acceptance else (token + 1) % 32 for token in following]

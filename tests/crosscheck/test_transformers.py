@@ -37,8 +37,8 @@ def model_of(case: dict[str, Any]) -> torch.nn.Module:
         import transformers
 
         transformers.logging.set_verbosity_error()
-        own = {key: value for key, value in described(case).items() if key != "model_type"}
-        config = transformers.AutoConfig.for_model(case.get("built_as", case["model_type"]), **own)
+        settings = {key: value for key, value in described(case).items() if key != "model_type"}
+        config = transformers.AutoConfig.for_model(case.get("built_as", case["model_type"]), **settings)
         with torch.device("meta"):
             model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     return model
@@ -71,8 +71,8 @@ def test_counts_are_equal(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", PRESETS, ids=[case["preset"] for case in PRESETS])
 def test_the_catalogue_has_what_the_config_says(case: dict[str, Any]) -> None:
     ours = load_model(case["preset"])
-    told = {name: getattr(ours, name) for name in ("name", "source", "nominal_num_params", "numerics")}
-    assert dataclasses.replace(parse_config(described(case)), **told) == ours
+    catalogue_fields = {name: getattr(ours, name) for name in ("name", "source", "nominal_num_params", "numerics")}
+    assert dataclasses.replace(parse_config(described(case)), **catalogue_fields) == ours
 
 
 # Families of published configs alone (`public_configs.jsonl`): the library has their models under no such name.

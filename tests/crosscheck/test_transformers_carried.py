@@ -111,8 +111,8 @@ def _model_weights(stored: Mapping[str, Any], num_layers: int, num_shared: int) 
     for layer in range(num_layers):
         prefix = f"layers.{layer}."
         inner = {name.removeprefix(prefix): array for name, array in stored.items() if name.startswith(prefix)}
-        own = _layer_weights(inner, reuses=layer >= num_layers - num_shared)
-        weights |= {f"{layer}.{name}": array for name, array in own.items()}
+        layer_weights = _layer_weights(inner, reuses=layer >= num_layers - num_shared)
+        weights |= {f"{layer}.{name}": array for name, array in layer_weights.items()}
     return weights
 
 

@@ -102,55 +102,62 @@ def reference(kind: str) -> tuple[Any, Any, float]:
 
 def weights(model: Any, architecture: Architecture) -> Iterator[tuple[str, Any]]:
     """Our weights by name, in the shapes that `transformers` keeps them in, experts' put as we have them."""
-    held = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    yield from ((name, held[theirs]) for name, theirs in WHOLE.items())
+    stored = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    yield from ((name, stored[theirs]) for name, theirs in WHOLE.items())
     for layer in range(architecture.num_layers):
-        own = {name.removeprefix(f"model.layers.{layer}."): array for name, array in held.items()}
+        layer_weights = {name.removeprefix(f"model.layers.{layer}."): array for name, array in stored.items()}
         names = {**ATTENTION, **MLP}
         if architecture.pre_norms and not architecture.post_norms:
             names |= {"mlp_norm.weight": "post_attention_layernorm.weight"}
             names.pop("attention_post_norm.weight")
         plural = {name: theirs.replace("shared_expert.", "shared_experts.") for name, theirs in names.items()}
-        found = {name: own[theirs] for each in (names, plural) for name, theirs in each.items() if theirs in own}
-        yield from ((f"{layer}.{name}", array) for name, array in found.items())
-        yield from ((f"{layer}.{name}", array) for name, array in turned(own, architecture))
+        renamed = {
+            name: layer_weights[theirs]
+            for table in (names, plural)
+            for name, theirs in table.items()
+            if theirs in layer_weights
+        }
+        yield from ((f"{layer}.{name}", array) for name, array in renamed.items())
+        yield from ((f"{layer}.{name}", array) for name, array in turned(layer_weights, architecture))
 
 
-def turned(own: dict[str, Any], architecture: Architecture) -> Iterator[tuple[str, Any]]:
+def turned(layer_weights: dict[str, Any], architecture: Architecture) -> Iterator[tuple[str, Any]]:
     """Matrices that lie the other way round, or in which gate and up are one tensor."""
-    yield "wo", own["self_attn.o_proj.weight"].T
+    yield "wo", layer_weights["self_attn.o_proj.weight"].T
     for name, theirs in (
         ("w_down", "mlp.down_proj.weight"), ("shared_down", "mlp.shared_expert.down_proj.weight"),
         ("shared_down", "mlp.shared_experts.down_proj.weight"),
     ):  # fmt: skip
-        if theirs in own:
-            yield name, own[theirs].T
+        if theirs in layer_weights:
+            yield name, layer_weights[theirs].T
     if not architecture.num_experts:
         return
-    router = own["mlp.router.weight"] if "mlp.router.weight" in own else own["mlp.gate.weight"]
+    router = (
+        layer_weights["mlp.router.weight"] if "mlp.router.weight" in layer_weights else layer_weights["mlp.gate.weight"]
+    )
     yield "router", router.T
-    both, down = own["mlp.experts.gate_up_proj"], own["mlp.experts.down_proj"]
+    gate_up, down = layer_weights["mlp.experts.gate_up_proj"], layer_weights["mlp.experts.down_proj"]
     if architecture.sinks:  # gpt-oss: [E, D, 2 M] with gate and up in turns, and [E, M, D]
-        both, bias = np.swapaxes(both, 1, 2), own["mlp.experts.gate_up_proj_bias"]
-        yield from (("experts_gate", both[:, ::2]), ("experts_up", both[:, 1::2]), ("experts_down", down))
+        gate_up, bias = np.swapaxes(gate_up, 1, 2), layer_weights["mlp.experts.gate_up_proj_bias"]
+        yield from (("experts_gate", gate_up[:, ::2]), ("experts_up", gate_up[:, 1::2]), ("experts_down", down))
         yield from (("experts_gate.bias", bias[:, ::2]), ("experts_up.bias", bias[:, 1::2]))
     else:  # [E, 2 M, D] with gate before up, and [E, D, M]
-        gate, up = np.split(both, 2, axis=1)
+        gate, up = np.split(gate_up, 2, axis=1)
         yield from (("experts_gate", gate), ("experts_up", up), ("experts_down", np.swapaxes(down, 1, 2)))
 
 
-def loss_of(architecture: Architecture, ids: Any, given: dict[str, Any]) -> float:
+def loss_of(architecture: Architecture, ids: Any, weights_by_name: dict[str, Any]) -> float:
     """Our program's loss on one device; every weight has to be given, and no other."""
     unit = derive_unit("whole", model_program(architecture), scheme_of(architecture.structure))
     program, specs = unit.forward.program, unit.forward.specs
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
-    assert set(given) == set(program.weights)
+    assert set(weights_by_name) == set(program.weights)
     router = Router.of(architecture.numerics)
     devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), sizes, router=router)
     scale = np.array(1.0 / (SEQS * POSITIONS))
     batch = {"ids": ids[:, :-1], "targets": ids[:, 1:], "positions": np.arange(POSITIONS), "loss_scale": scale}
     devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
-    for name, array in given.items():
+    for name, array in weights_by_name.items():
         devices.scatter_array(name, specs[name], array.reshape([sizes[dim] for dim in program.dims(name)]))
     devices.run(program, unit.forward.steps)
     return float(devices.gather_array("loss", specs["loss"]))
@@ -160,9 +167,11 @@ def loss_of(architecture: Architecture, ids: Any, given: dict[str, Any]) -> floa
 def test_losses_are_equal(kind: str) -> None:
     model, ids, expected = reference(kind)
     architecture = parse_config({**CONFIGS[kind], "model_type": kind})
-    given = dict(weights(model, architecture))
-    assert sum(array.size for array in given.values()) == sum(parameter.numel() for parameter in model.parameters())
-    assert loss_of(architecture, ids, given) == pytest.approx(expected, rel=TOLERANCE)
+    weights_by_name = dict(weights(model, architecture))
+    assert sum(array.size for array in weights_by_name.values()) == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
+    assert loss_of(architecture, ids, weights_by_name) == pytest.approx(expected, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("part", ["0.sinks", "0.router_logits.bias", "1.experts_up.bias", "1.experts_down.bias"])
@@ -170,9 +179,11 @@ def test_every_part_of_gpt_oss_counts(part: str) -> None:
     """A weight that the loss did not depend on could be wrong unnoticed."""
     model, ids, expected = reference("gpt_oss")
     architecture = parse_config({**CONFIGS["gpt_oss"], "model_type": "gpt_oss"})
-    given = dict(weights(model, architecture))
-    given[part] = given[part] * np.linspace(0.5, 1.5, given[part].size).reshape(given[part].shape)
-    assert abs(loss_of(architecture, ids, given) - expected) > 1e3 * TOLERANCE
+    weights_by_name = dict(weights(model, architecture))
+    weights_by_name[part] = weights_by_name[part] * np.linspace(0.5, 1.5, weights_by_name[part].size).reshape(
+        weights_by_name[part].shape
+    )
+    assert abs(loss_of(architecture, ids, weights_by_name) - expected) > 1e3 * TOLERANCE
 
 
 ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -190,12 +201,12 @@ def test_gated_activations_and_their_gradients(name: str) -> None:
     grid = np.linspace(-9.3, 9.3, 41)
     gate, up = (torch.tensor(a, requires_grad=True) for a in np.meshgrid(grid, grid))
     dy = torch.linspace(0.5, 2.0, gate.numel(), dtype=torch.float64).reshape(gate.shape)
-    wanted = ACTIVATIONS[name](gate, up)
-    wanted.backward(dy)
+    expected = ACTIVATIONS[name](gate, up)
+    expected.backward(dy)
     g, u, d = gate.detach().numpy(), up.detach().numpy(), dy.numpy()
-    assert kernels.MAPS[name](g, u, width=1) == pytest.approx(wanted.detach().numpy(), rel=1e-12)
+    assert kernels.MAPS[name](g, u, width=1) == pytest.approx(expected.detach().numpy(), rel=1e-12)
     for position, slope in enumerate((gate.grad, up.grad)):
         gradient = FUNCTIONS[name].gradients[position]
         assert gradient is not None
-        found = kernels.MAPS[gradient.function](d, *((g, u)[i] for i in gradient.operands), width=1)
-        assert found == pytest.approx(slope.numpy(), rel=1e-10, abs=1e-12)
+        computed = kernels.MAPS[gradient.function](d, *((g, u)[i] for i in gradient.operands), width=1)
+        assert computed == pytest.approx(slope.numpy(), rel=1e-10, abs=1e-12)

@@ -118,7 +118,7 @@ def _weights(
     units = architecture.layer_units
     for layer, unit in enumerate(units):
         owner, inner = architecture.unit_architecture(unit).weights_of, _part(stored, f"layers.{layer}.")
-        own: dict[str, Any] = {}
+        layer_weights: dict[str, Any] = {}
         if architecture.unit_architecture(unit).shared_block:
             first = units.index(owner) if owner else layer
             module = (
@@ -127,16 +127,16 @@ def _weights(
                 else "shared_transformer."
             )
             block = _part(stored, f"layers.{first}.{module}")
-            own = {"shared_out": inner["linear.weight"], **_own_adapters(block, len(hybrids))}
-            own |= {} if owner else _block_weights(block)
+            layer_weights = {"shared_out": inner["linear.weight"], **_own_adapters(block, len(hybrids))}
+            layer_weights |= {} if owner else _block_weights(block)
             hybrids.append(layer)
             inner = _part(inner, "mamba_decoder.")
         mixer = mixer_weights(architecture.recurrence, _part(inner, "mamba."))
-        own |= {
+        layer_weights |= {
             "attention_norm.weight": inner["input_layernorm.weight"],
             **{f"mixer.{name}": a for name, a in mixer.items()},
         }
-        weights |= {f"{layer}.{name}": array for name, array in own.items()}
+        weights |= {f"{layer}.{name}": array for name, array in layer_weights.items()}
     return weights
 
 
@@ -157,8 +157,8 @@ def _weights_by_unit(architecture: Architecture, weights: Mapping[str, Any]) -> 
     units = {"embedding": {"embedding": weights["embedding"]}}
     for layer, unit in enumerate(architecture.layer_units):
         owner = architecture.unit_architecture(unit).weights_of
-        lent = _part(weights, f"{architecture.layer_units.index(owner)}.") if owner else {}
-        borrowed = {name: lent[name] for name in borrowed_weights(architecture, unit)}
+        owner_weights = _part(weights, f"{architecture.layer_units.index(owner)}.") if owner else {}
+        borrowed = {name: owner_weights[name] for name in borrowed_weights(architecture, unit)}
         units[f"layers.{layer}"] = {**borrowed, **_part(weights, f"{layer}.")}
     return {**units, "head": {"head": weights["embedding"], "final_norm.weight": weights["final_norm.weight"]}}
 

@@ -287,9 +287,9 @@ def test_queries_see_a_window_and_half_of_the_compressed_keys() -> None:
         **fields, compress_window=4, overlapping_windows=True, index_heads=2, index_head_dim=6, index_topk=512
     )
     window = sum(min(query + 1, 128) for query in range(seq_len)) / seq_len**2
-    for model, most in ((long, seq_len), (some, 512)):
+    for model, max_keys in ((long, seq_len), (some, 512)):
         width = model.compress_window
-        compressed = sum(min((query + 1) // width, most) for query in range(seq_len)) * width / seq_len**2
+        compressed = sum(min((query + 1) // width, max_keys) for query in range(seq_len)) * width / seq_len**2
         shares = model.scan_shares(seq_len)
         assert shares["span"] == pytest.approx(window, rel=0.01)
         assert shares[COMPRESSED_SPAN] == pytest.approx(compressed, rel=0.02)

@@ -31,7 +31,7 @@ CASES = {
         (CollectiveKind.ALL_GATHER, ("Y",)),
     ],
 }
-RANDOM = [made for made in random_expressions(24) if for_xla(made)][:20]
+RANDOM = [sharded for sharded in random_expressions(24) if for_xla(sharded)][:20]
 
 
 def written(text: str, dtype: str = "bf16") -> ShardedExpression:
@@ -45,19 +45,19 @@ def reports() -> list[XlaReport]:
 
 @pytest.mark.parametrize(("index", "text"), list(enumerate(CASES)))
 def test_the_cases_of_the_book_are_what_xla_does(index: int, text: str, reports: list[XlaReport]) -> None:
-    made, report = written(text), reports[index]
+    sharded, report = written(text), reports[index]
     assert sorted((c.op, c.axes) for c in report.collectives) == CASES[text]
-    derived = derive_by_cases(made).communication
+    derived = derive_by_cases(sharded).communication
     assert sorted((c.collective.kind, c.collective.axes) for c in derived) == CASES[text]
-    values = SymbolValues({**made.sizes, **dict(made.mesh.axes)})
+    values = SymbolValues({**sharded.sizes, **dict(sharded.mesh.axes)})
     elements = sum(float(c.collective.received_elements.evaluate(values)) for c in derived)
     assert report.bytes_per_device == pytest.approx(2 * elements)
 
 
 @pytest.mark.parametrize("index", range(len(CASES) + len(RANDOM)))
 def test_xla_never_moves_fewer_bytes(index: int, reports: list[XlaReport]) -> None:
-    made = [*map(written, CASES), *RANDOM][index]
-    assert verdict(made, solve(made), reports[index]) != "losses"
+    sharded = [*map(written, CASES), *RANDOM][index]
+    assert verdict(sharded, solve(sharded), reports[index]) != "losses"
 
 
 # An AllReduce and a slice, which is how the CPU backend writes a ReduceScatter, on meshes of many devices; elements received.
@@ -88,8 +88,8 @@ def test_a_reduce_scatter_is_one_on_meshes_of_many_devices() -> None:
 def test_sums_of_one_operand_are_flops_too() -> None:
     mesh, sizes = Mesh.of({"X": 2, "Y": 2}), {"I": 4, "J": 6, "K": 8, "L": 10}
     cases = [shard_expression(parse_expression(text), mesh, sizes) for text in LONE_SUMS]
-    for made, report in zip(cases, compile_products(cases), strict=True):
-        assert report.flops_per_device == price_product(made, None).by_cases.flops_per_device
+    for sharded, report in zip(cases, compile_products(cases), strict=True):
+        assert report.flops_per_device == price_product(sharded, None).by_cases.flops_per_device
 
 
 def test_the_flops_of_the_compiled_product(reports: list[XlaReport]) -> None:

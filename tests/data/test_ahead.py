@@ -114,11 +114,11 @@ def test_the_thread_ends_with_who_asked() -> None:
     before = set(threads())
     ahead = ReadAhead(Reader(), stop=1000)
     next(ahead.step(0))
-    (mine,) = set(threads()) - before
+    (reader_thread,) = set(threads()) - before
     del ahead
     gc.collect()
-    mine.join(FOREVER_S)
-    assert not mine.is_alive()
+    reader_thread.join(FOREVER_S)
+    assert not reader_thread.is_alive()
 
 
 def test_readers_of_steps_that_were_left_are_freed() -> None:
@@ -129,8 +129,8 @@ def test_readers_of_steps_that_were_left_are_freed() -> None:
     reader = ahead._reader
     assert reader is not None
     gc.collect()
-    mine = [each for each in gc.get_objects() if type(each) is type(reader) and each.steps.stop == 1000]
-    assert len(mine) <= 2, "the last one, and the one before whose thread may be ending"
+    live_readers = [item for item in gc.get_objects() if type(item) is type(reader) and item.steps.stop == 1000]
+    assert len(live_readers) <= 2, "the last one, and the one before whose thread may be ending"
 
 
 def test_a_read_that_is_under_way_is_waited_for() -> None:
@@ -148,11 +148,11 @@ def test_a_read_that_is_under_way_is_waited_for() -> None:
     ahead = ReadAhead(read, stop=1000)
     assert list(ahead.step(0)) == [0]
     assert begun.wait(FOREVER_S)
-    (mine,) = set(threads()) - before
+    (reader_thread,) = set(threads()) - before
     threading.Timer(0.2, may_end.set).start()
     del ahead
     gc.collect()
-    assert not mine.is_alive()
+    assert not reader_thread.is_alive()
 
 
 def test_for_a_gpu_tensors_are_pinned_by_the_thread_that_reads(shards_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +166,10 @@ def test_for_a_gpu_tensors_are_pinned_by_the_thread_that_reads(shards_of: Any, m
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     shards: TokenShards = shards_of([[1, 2, 3, 4, 5, 6, 7, 8, 0]])
     batches = Batches(shards, seq_len=2, batch=2)
-    for device, wanted in (("cuda", ["data"] * 4), ("cpu", [])):
+    for device, expected in (("cuda", ["data"] * 4), ("cpu", [])):
         pinned.clear()
         feed = MicroBatchLoader(Layout(), 0, torch.device(device), documents=False)
-        found = list(feed.prefetch(batches, stop=1).step(0))
-        assert [batch.ids_BT.shape for batch in found] == [(1, 2), (1, 2)]
-        assert pinned == wanted
-        assert torch.cat([batch.ids_BT for batch in found]).tolist() == batches.batch(0).inputs_BT.tolist()
+        prefetched = list(feed.prefetch(batches, stop=1).step(0))
+        assert [batch.ids_BT.shape for batch in prefetched] == [(1, 2), (1, 2)]
+        assert pinned == expected
+        assert torch.cat([batch.ids_BT for batch in prefetched]).tolist() == batches.batch(0).inputs_BT.tolist()

@@ -34,7 +34,7 @@ def shards(shards_of: Shards) -> TokenShards:
 def stacked(batches: list[Batch]) -> dict[str, list[object]]:
     """The rows of several batches, in order of their sequences and not of their batches."""
     names = Batch.__dataclass_fields__.keys() - {"begins_BN"}  # as wide as the fullest sequence of a batch needs it
-    rows = {name: np.concatenate([getattr(one, name) for one in batches]) for name in names}
+    rows = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
     order = np.argsort(rows["sequences_B"], kind="stable")
     return {name: values[order].tolist() for name, values in rows.items()}
 
@@ -48,7 +48,7 @@ def test_any_number_of_replicas_takes_the_same_global_batch(
 ) -> None:
     batches = Batches(shards, seq_len=seq_len, batch=RAMP, seed=seed, ignore_boundaries=ignore)
     whole = batches.batch(step)
-    parts = [list(batches.sequences(step, one, num_replicas, micro_batch_seqs)) for one in range(num_replicas)]
+    parts = [list(batches.sequences(step, replica, num_replicas, micro_batch_seqs)) for replica in range(num_replicas)]
     assert stacked([batch for part in parts for batch in part]) == stacked([whole])
     assert {len(part) for part in parts} == {batches.num_micro_batches(step, num_replicas, micro_batch_seqs)}
     assert max(len(batch.sequences_B) for part in parts for batch in part) <= micro_batch_seqs
@@ -65,12 +65,12 @@ def test_one_process_can_run_the_same_micro_batches(
 ) -> None:
     """Statistics of a micro-batch over all replicas, such as the balance of experts, need the same ones."""
     batches = Batches(shards, seq_len=4, batch=RAMP)
-    alone = batches.sequences(step, 0, 1, num_replicas * micro_batch_seqs)
+    single = batches.sequences(step, 0, 1, num_replicas * micro_batch_seqs)
     together = zip(
         *(batches.sequences(step, r, num_replicas, micro_batch_seqs) for r in range(num_replicas)), strict=True
     )
-    for one, several in zip(alone, together, strict=True):
-        assert one.sequences_B.tolist() == np.concatenate([part.sequences_B for part in several]).tolist()
+    for micro_batch, several in zip(single, together, strict=True):
+        assert micro_batch.sequences_B.tolist() == np.concatenate([part.sequences_B for part in several]).tolist()
 
 
 @given(seq_len=st.integers(1, 30), seed=st.one_of(st.none(), st.integers(0, 99)), batch=st.integers(1, 25))
@@ -83,9 +83,11 @@ def test_every_sample_comes_exactly_once_an_epoch(
     taken = np.concatenate([batches.sequence_numbers(step) for step in range(steps)])[: 2 * size].reshape(2, size)
     assert (np.sort(taken, axis=1) == np.arange(size)).all()
     targets = [batches.batch(step).targets_BT for step in range(-(-size // batch))]
-    seen = np.sort(np.concatenate(targets)[:size].ravel()).tolist()
+    targets_of_epoch = np.sort(np.concatenate(targets)[:size].ravel()).tolist()
     everything = shards.tokens(1, size * seq_len + 1)
-    assert seen == np.sort(everything).tolist(), "every token but the first, and the rest that fills no sequence"
+    assert targets_of_epoch == np.sort(everything).tolist(), (
+        "every token but the first, and the rest that fills no sequence"
+    )
     assert NUM_TOKENS - 1 - len(everything) < seq_len
 
 
@@ -168,19 +170,19 @@ def test_some_places_are_read_as_they_are_in_the_whole(
 ) -> None:
     """Targets and documents at a cut too; of tokens what is asked for, and one behind each part."""
     bounds = sorted({min(cut, seq_len) for cut in cuts})
-    places = [(one, other - one) for one, other in zip(bounds[::2], bounds[1::2], strict=False)] or [(0, seq_len)]
+    places = [(first, end - first) for first, end in zip(bounds[::2], bounds[1::2], strict=False)] or [(0, seq_len)]
     batches, count, read = Batches(shards, seq_len=seq_len, batch=RAMP, ignore_boundaries=ignore), [0], shards.tokens
     whole = next(batches.sequences(step, 0, 1, 9))
     shards.tokens = lambda start, stop: count.append(stop - start) or read(start, stop)  # type: ignore[method-assign]
     try:
-        found = next(batches.sequences(step, 0, 1, 9, places))
+        partial = next(batches.sequences(step, 0, 1, 9, places))
     finally:
         del shards.tokens  # type: ignore[method-assign]
-    own = np.concatenate([np.arange(first, first + length) for first, length in places])
+    columns = np.concatenate([np.arange(first, first + length) for first, length in places])
     for name in ("inputs_BT", "targets_BT", "documents_BT"):
-        assert getattr(found, name).tolist() == getattr(whole, name)[:, own].tolist()
-    assert sum(count) == len(whole.sequences_B) * (len(own) + len(places))
-    for begins, documents, number in zip(found.begins_BN, whole.documents_BT, whole.sequences_B, strict=True):
+        assert getattr(partial, name).tolist() == getattr(whole, name)[:, columns].tolist()
+    assert sum(count) == len(whole.sequences_B) * (len(columns) + len(places))
+    for begins, documents, number in zip(partial.begins_BN, whole.documents_BT, whole.sequences_B, strict=True):
         counted = np.searchsorted(begins, np.arange(seq_len), side="right")
         assert (documents - documents[0]).tolist() == counted.tolist()
         behind = shards.documents(number * seq_len, (number + 1) * seq_len + 1)

@@ -40,23 +40,23 @@ def sources(tmp_path: Path) -> tuple[TextFile, ...]:
 def texts_of(shards: TokenShards) -> list[str]:
     """The documents of a split, decoded."""
     tokenizer = shards.tokenizer()
-    found, start = [], 0
+    texts, start = [], 0
     for number in range(shards.num_documents):
         *ids, last = shards.tokens(start, shards.end(number)).tolist()
         assert last == tokenizer.end_id
         assert tokenizer.end_id not in ids, "what a text says ends no document"
-        found.append(tokenizer.engine.decode(ids, skip_special_tokens=False))
+        texts.append(tokenizer.engine.decode(ids, skip_special_tokens=False))
         start = shards.end(number)
     assert start == shards.num_tokens
-    return found
+    return texts
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 100, 10**6])
 def test_shards_hold_the_text(tmp_path: Path, sources: tuple[TextFile, ...], shard_tokens: int) -> None:
     index = write_corpus(sources, tmp_path / "data", vocab_size=300, held_out=0.2, shard_tokens=shard_tokens)
     train, held_out = (TokenShards(tmp_path / "data", split) for split in ("train", "held_out"))
-    held, kept = texts_of(held_out), texts_of(train)
-    assert sorted(kept + held) == sorted(TEXTS)
+    held_out_texts, kept = texts_of(held_out), texts_of(train)
+    assert sorted(kept + held_out_texts) == sorted(TEXTS)
     assert kept == [text for text in TEXTS if text in kept], "in the order of the text"
     assert index == read_index(tmp_path / "data")
     assert (index.dtype, index.vocab_size) == ("uint16", 300)
@@ -87,14 +87,14 @@ def test_the_same_text_gives_the_same_files_on_any_number_of_threads(tmp_path: P
         "write_corpus(python_library(400_000), sys.argv[1], vocab_size=600)\n"
         "assert not {'torch', 'jax'} & set(sys.modules)\n"
     )
-    found = []
+    contents = []
     for threads in ("1", "4"):
         out = tmp_path / threads
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
         subprocess.run([sys.executable, "-c", script, str(out)], check=True, env=environment)
-        found.append({path.name: path.read_bytes() for path in out.iterdir()})
-    assert found[0] == found[1]
-    assert found[0].keys() >= FILES
+        contents.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert contents[0] == contents[1]
+    assert contents[0].keys() >= FILES
 
 
 def test_the_tokenizer_knows_nothing_of_what_is_held_out(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
@@ -168,7 +168,7 @@ def test_a_failure_leaves_nothing(
     """Stopped while it writes, for the first time or over shards that are there: these stay as they were."""
     before = sorted(tmp_path.iterdir())
 
-    def stopped(*given: object) -> None:
+    def stopped(*operands: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -177,19 +177,19 @@ def test_a_failure_leaves_nothing(
             write_corpus(sources, tmp_path / "data", vocab_size=300)
     assert sorted(tmp_path.iterdir()) == before
     write_corpus(sources, tmp_path / "data", vocab_size=300)
-    held = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    files_before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
     with monkeypatch.context() as patch:
         patch.setattr(corpus_writer, "write_index", stopped)
         with pytest.raises(KeyboardInterrupt):
             write_corpus(sources, tmp_path / "data", vocab_size=280, force=True)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == held
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == files_before
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "data"])
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(
     tmp_path: Path, sources: tuple[TextFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*given: object) -> None:
+    def full(*operands: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(corpus_writer, "write_index", full)
@@ -256,12 +256,12 @@ def test_the_folder_that_runs_is_not_replaced(
 
 
 def test_progress_is_told(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
-    told: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
     write_corpus(
         sources, tmp_path / "data", vocab_size=300,
-        progress=lambda what, done=0, total=0: told.append((what, done, total)),
+        progress=lambda stage, done=0, total=0: reports.append((stage, done, total)),
     )  # fmt: skip
-    assert told == [
+    assert reports == [
         ("reading the documents", 0, 0), ("training a tokenizer on 12 documents", 0, 0), ("documents encoded", 12, 12),
     ]  # fmt: skip
 

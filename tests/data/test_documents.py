@@ -34,8 +34,8 @@ def test_a_folder_is_walked_in_the_order_of_its_paths(tmp_path: Path) -> None:
 
 def test_patterns_match_names_or_ends_of_paths(tmp_path: Path) -> None:
     write(tmp_path, a_txt="", docs__b_md="", other__b_md="", c_rst="")
-    found = find_text_files([tmp_path], ["*.txt", "docs/*.md"])
-    assert [source.name for source in found] == ["a.txt", "docs/b.md"]
+    sources = find_text_files([tmp_path], ["*.txt", "docs/*.md"])
+    assert [source.name for source in sources] == ["a.txt", "docs/b.md"]
 
 
 def test_a_file_that_is_given_is_read_whatever_its_name(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_a_file_that_is_given_is_read_whatever_its_name(tmp_path: Path) -> None:
 
 def test_names_that_two_folders_share_are_told_apart(tmp_path: Path) -> None:
     write(tmp_path, one__a_txt="1", two__a_txt="2")
-    found = find_text_files([tmp_path / "one", tmp_path / "two"])
-    assert [source.name for source in found] == ["a.txt", "a.txt#2"]
+    sources = find_text_files([tmp_path / "one", tmp_path / "two"])
+    assert [source.name for source in sources] == ["a.txt", "a.txt#2"]
 
 
 def test_lines_are_documents_and_empty_ones_are_left_out(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_both_splits_have_a_document_however_small_the_part(names: list[str], fr
 def test_the_part_that_is_held_out_is_that_asked_for_and_is_in_any_order() -> None:
     documents = named(*(f"{number}.txt" for number in range(4000)))
     split, again = (held_out_documents(order, 0.1)[0] for order in (documents, documents[::-1]))
-    held = {document.name for document in documents if document in split}
-    assert 0.08 * 4000 < len(held) < 0.12 * 4000
-    assert {document.name for document in documents if document in again} == held
+    held_out = {document.name for document in documents if document in split}
+    assert 0.08 * 4000 < len(held_out) < 0.12 * 4000
+    assert {document.name for document in documents if document in again} == held_out
 
 
 def test_a_sample_of_the_library_is_held_out_like_any_text() -> None:

@@ -38,18 +38,18 @@ def test_shares_are_those_of_the_weights_within_rounding(weights: list[int], sta
     for source, weight in enumerate(weights):
         share = Fraction(weight, sum(weights))
         drawn = np.cumsum(sources == source).tolist()
-        assert all(abs(found - share * number) < 1 for number, found in enumerate(drawn, start=1))
+        assert all(abs(num_drawn - share * number) < 1 for number, num_drawn in enumerate(drawn, start=1))
         assert abs(int((sources[start:] == source).sum()) - share * count) < 2
 
 
 @given(weights=WEIGHTS, start=st.integers(0, 10**12), count=st.integers(1, 200))
 def test_each_source_is_counted_through(weights: list[int], start: int, count: int) -> None:
     mixture = Mixture(weights)
-    sources, own = mixture.draw(np.arange(start, start + count))
+    sources, positions = mixture.draw(np.arange(start, start + count))
     before, after = mixture.counts(start), mixture.counts(start + count)
     assert (sum(before), sum(after)) == (start, start + count)
     for source in range(len(weights)):
-        assert own[sources == source].tolist() == list(range(before[source], after[source]))
+        assert positions[sources == source].tolist() == list(range(before[source], after[source]))
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_any_number_of_replicas_takes_the_same_mixture(
     """A step that is asked for first is the one that comes in its turn: nothing is kept between steps."""
     settings = {"seq_len": SEQ_LEN, "batch": RAMP, "seed": seed, "weights": weights}
     batches = Batches(sources, **settings)
-    whole = [batches.batch(one) for one in range(step + 1)][-1]
+    whole = [batches.batch(earlier_step) for earlier_step in range(step + 1)][-1]
     fresh = Batches(sources, **settings)
     parts = [list(fresh.sequences(step, replica, num_replicas, micro_batch_seqs)) for replica in range(num_replicas)]
-    found = np.concatenate([np.concatenate([part.inputs_BT for part in micro]) for micro in zip(*parts, strict=True)])
-    assert found.tolist() == whole.inputs_BT.tolist()
+    inputs = np.concatenate([np.concatenate([part.inputs_BT for part in micro]) for micro in zip(*parts, strict=True)])
+    assert inputs.tolist() == whole.inputs_BT.tolist()
     assert fresh.num_targets(step) == RAMP.sequences(step) * SEQ_LEN == whole.num_targets
 
 
@@ -94,9 +94,9 @@ def test_each_source_is_passed_through_in_the_order_that_it_has_alone(sources: l
     batches = Batches(sources, seq_len=SEQ_LEN, batch=10, seed=3, weights=[0.5, 0.3, 0.2])
     rows = np.concatenate([batches.batch(step).inputs_BT for step in range(30)])
     for number, shards in enumerate(sources):
-        own = rows[rows[:, 0] // 300 == number]
-        alone = Batches(shards, seq_len=SEQ_LEN, batch=len(own), seed=3)
-        assert own.tolist() == alone.batch(0).inputs_BT.tolist()
+        source_rows = rows[rows[:, 0] // 300 == number]
+        single_source = Batches(shards, seq_len=SEQ_LEN, batch=len(source_rows), seed=3)
+        assert source_rows.tolist() == single_source.batch(0).inputs_BT.tolist()
     assert batches.epochs(30) == (150 / 7, 90 / 25, 60 / 1)
 
 
@@ -108,11 +108,11 @@ def test_documents_of_two_sources_have_numbers_of_their_own(shards_of: Shards) -
 
 
 def test_sources_of_different_tokenizers_are_refused(sources: list[TokenShards], shards_of: Shards) -> None:
-    other = shards_of([range(1, 9)], tokenizer_sha256="a" * 64)
+    other_tokenizer = shards_of([range(1, 9)], tokenizer_sha256="a" * 64)
     with pytest.raises(InputError) as caught:
-        Batches([sources[0], other], seq_len=SEQ_LEN, batch=1, weights=[1, -2])
+        Batches([sources[0], other_tokenizer], seq_len=SEQ_LEN, batch=1, weights=[1, -2])
     assert caught.value.problems == (
         "weights: found -2; a number above 0 is required",
-        f"{other.folder}: its tokenizer's hash is aaaaaaaaaaaa; 000000000000 is required, that of {sources[0].folder}: tokenize "
-        f"again with --tokenizer {sources[0].folder / 'tokenizer.json'}",
+        f"{other_tokenizer.folder}: its tokenizer's hash is aaaaaaaaaaaa; 000000000000 is required, that of {sources[0].folder}: "
+        f"tokenize again with --tokenizer {sources[0].folder / 'tokenizer.json'}",
     )

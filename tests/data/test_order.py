@@ -38,9 +38,9 @@ def test_each_place_is_found_alone(size: int, key: int, data: st.DataObject) -> 
 
 def test_all_orders_of_a_few_are_alike_often() -> None:
     """Chi-squared of 4,800 seeds over the 24 orders of four: below 49.7 in all but one of 1,000 such draws of a fair die."""
-    found = Counter(tuple(sequence_numbers(np.arange(4), 4, seed).tolist()) for seed in range(4800))
-    assert found.keys() == set(permutations(range(4)))
-    assert sum((count - 200) ** 2 / 200 for count in found.values()) < 49.7
+    counts = Counter(tuple(sequence_numbers(np.arange(4), 4, seed).tolist()) for seed in range(4800))
+    assert counts.keys() == set(permutations(range(4)))
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 49.7
 
 
 def test_an_order_is_like_one_that_was_drawn() -> None:

@@ -67,9 +67,9 @@ def test_each_split_has_its_own_shards(shards_of: Shards) -> None:
 
 def test_the_fingerprint_is_of_the_tokens_and_not_of_the_place(shards_of: Shards) -> None:
     """What a run that resumes compares: equal sizes are not equal data."""
-    first, again, other = (shards_of([[1, token, 0]]).index for token in (2, 2, 3))
-    assert first.fingerprint == again.fingerprint != other.fingerprint
-    assert first.train.shards[0].sums_crc32 != other.train.shards[0].sums_crc32
+    first, again, different = (shards_of([[1, token, 0]]).index for token in (2, 2, 3))
+    assert first.fingerprint == again.fingerprint != different.fingerprint
+    assert first.train.shards[0].sums_crc32 != different.train.shards[0].sums_crc32
     assert shards_of([[1, 2, 0], [3, 0]], shard_tokens=3).index.fingerprint.startswith("8c57f4b62cf02c96"), (
         "as of tokens/1"
     )
@@ -126,8 +126,8 @@ def test_damaged_tokens_are_found_when_they_are_read(shards_of: Shards, block: i
     file.write_bytes(content)
     shards = TokenShards(whole.folder)
     per_block = BLOCK_BYTES // 2
-    for other in set(range(4)) - {block}:
-        start = other * per_block
+    for sound_block in set(range(4)) - {block}:
+        start = sound_block * per_block
         stop = min(start + per_block, len(documents))
         assert shards.tokens(start, stop).tolist() == documents[start:stop].tolist()
     last = min((block + 1) * BLOCK_BYTES, len(content))
@@ -153,8 +153,8 @@ def test_sums_of_blocks_do_not_depend_on_how_the_bytes_come(data: list[bytes]) -
     writer, whole = BlockChecksums(), b"".join(data)
     for part in data:
         writer.add(part)
-    wanted = [zlib.crc32(whole[start : start + BLOCK_BYTES]) for start in range(0, len(whole), BLOCK_BYTES)]
-    assert np.frombuffer(writer.finish(), SUMS_DTYPE).tolist() == wanted
+    expected = [zlib.crc32(whole[start : start + BLOCK_BYTES]) for start in range(0, len(whole), BLOCK_BYTES)]
+    assert np.frombuffer(writer.finish(), SUMS_DTYPE).tolist() == expected
 
 
 def test_a_token_outside_the_vocabulary_is_found_when_it_is_read(shards_of: Shards) -> None:

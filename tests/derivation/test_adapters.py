@@ -39,27 +39,32 @@ def unit(architecture: Architecture, layout: Layout, name: str = "block") -> Sha
     return derived_unit(scheme, name)
 
 
-def products(found: ShardedUnit) -> list[Contract]:
+def products(sharded: ShardedUnit) -> list[Contract]:
     return [
-        s.operation for s in found.backward_steps if isinstance(s, ComputeStep) and isinstance(s.operation, Contract)
+        s.operation for s in sharded.backward_steps if isinstance(s, ComputeStep) and isinstance(s.operation, Contract)
     ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_only_adapters_have_gradients_and_state(layout: Layout) -> None:
-    found = unit(QKV, layout)
-    adapters = {f"w{which}.lora_{part}" for which in "qkv" for part in "ab"}
-    assert set(found.trained) == set(found.gradients) == adapters
-    assert adapters < set(found.weights) == set(found.forward.program.weights)
-    made = {out for one in products(found) for out in one.outputs if found.tensors[out].role is Role.WEIGHT_GRADIENT}
-    assert {name.removeprefix("d.").split("#")[0] for name in made} == adapters
-    reduced = {s.tensor.name for s in found.update.steps if isinstance(s, CollectiveStep)}
-    assert reduced <= {*found.gradients.values(), *(f"{name}'" for name in adapters)}
+    sharded = unit(QKV, layout)
+    adapters = {f"w{letter}.lora_{part}" for letter in "qkv" for part in "ab"}
+    assert set(sharded.trained) == set(sharded.gradients) == adapters
+    assert adapters < set(sharded.weights) == set(sharded.forward.program.weights)
+    weight_gradients = {
+        out
+        for product in products(sharded)
+        for out in product.outputs
+        if sharded.tensors[out].role is Role.WEIGHT_GRADIENT
+    }
+    assert {name.removeprefix("d.").split("#")[0] for name in weight_gradients} == adapters
+    reduced = {s.tensor.name for s in sharded.update.steps if isinstance(s, CollectiveStep)}
+    assert reduced <= {*sharded.gradients.values(), *(f"{name}'" for name in adapters)}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_frozen_matrix_of_a_block_has_one_product_in_the_backward_pass(layout: Layout) -> None:
-    taken = [name for one in products(unit(QKV, layout)) for name in one.inputs]
+    taken = [name for product in products(unit(QKV, layout)) for name in product.inputs]
     assert all(taken.count(name) == 1 for name in ("wq", "wk", "wv", "wo", "w_up", "w_gate", "w_down"))
 
 
@@ -158,11 +163,11 @@ def trained(model: str, targets: tuple[str, ...]) -> int:
 )
 def test_adapters_of_experts_have_gradients_where_the_experts_are(layout: Layout) -> None:
     mixtral = replace(load_model("mixtral-8x7b"), lora_rank=8, lora_targets=("experts",))
-    found = unit(mixtral, layout)
-    assert set(found.trained) == {
+    sharded = unit(mixtral, layout)
+    assert set(sharded.trained) == {
         "experts_up.lora_a", "experts_up.lora_b", "experts_gate.lora_b", "experts_down.lora_a", "experts_down.lora_b",
     }  # fmt: skip
-    assert all(found.weights[name][0] == "E" for name in found.trained)
+    assert all(sharded.weights[name][0] == "E" for name in sharded.trained)
 
 
 # Bytes of a frozen parameter. Source: QLoRA (arXiv 2305.14314), section 3: 0.127 bits of scales with double quantization, 0.5

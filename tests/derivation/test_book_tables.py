@@ -98,13 +98,13 @@ def test_an_input_kept_gathered_is_not_gathered_again() -> None:
 
 def test_backward_products() -> None:
     """S0's appendix B: the four products of the backward pass and what each sums over (its slip for dW_in mended)."""
-    found = {}
+    operands = {}
     for step in derive_mlp("DP").backward.steps:
         if isinstance(step, ComputeStep):
-            left, right = step.placed.inputs
-            summed = (set(left.dims) & set(right.dims)) - set(step.placed.outputs[0].dims)
-            found[step.operation.outputs[0].split("#")[0]] = (step.operation.inputs, "".join(summed))
-    assert found == {
+            first, second = step.placed.inputs
+            summed = (set(first.dims) & set(second.dims)) - set(step.placed.outputs[0].dims)
+            operands[step.operation.outputs[0].split("#")[0]] = (step.operation.inputs, "".join(summed))
+    assert operands == {
         "d.W_out": (("Tmp", "d.Out"), "B"),
         "d.Tmp": (("d.Out", "W_out"), "D"),
         "d.W_in": (("In", "d.Tmp#0"), "B"),
@@ -149,8 +149,8 @@ LLAMA = load_model("llama-3-8b").structure
 def region(scheme: ShardingScheme, phase: str, tensor: str) -> list[str]:
     """Collectives over tensor parallelism on one tensor of a block, slices left out."""
     steps = derived_unit(scheme, "block").phases()[phase]
-    found = (s for s in steps if isinstance(s, CollectiveStep) and s.tensor.name.split("#")[0] == tensor)
-    return [str(s.collective.kind) for s in found if "tp_kv" in s.collective.axes]
+    collectives = (s for s in steps if isinstance(s, CollectiveStep) and s.tensor.name.split("#")[0] == tensor)
+    return [str(s.collective.kind) for s in collectives if "tp_kv" in s.collective.axes]
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_where_zero_shards_a_weight_does_not_change_the_bytes() -> None:
     """Sharding D (as here and in S0) or the stored first dim (as PyTorch's FSDP does by default) moves the same bytes."""
     sizes = {**SIZES, "X": 256}
 
-    def received(rest: str, use: str) -> float:
-        gathered = reshard(parse_tensor(rest).spec, parse_tensor(use).spec)
+    def received(stored: str, use: str) -> float:
+        gathered = reshard(parse_tensor(stored).spec, parse_tensor(use).spec)
         return sum(c.received_elements.evaluate(SymbolValues(sizes)) for c in gathered)
 
     assert received("W[F_Y, D_X]", "W[F_Y, D]") == received("W[F_YX, D]", "W[F_Y, D]")

@@ -343,18 +343,18 @@ def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, st
         unit_cost_inputs(scheme, unit, IssuePolicy(bucket_bytes=math.inf)),
         TensorFormats(PRECISIONS["bf16"]),
     )
-    found: dict[tuple[str, str, str], tuple[int, float]] = {}
+    totals: dict[tuple[str, str, str], tuple[int, float]] = {}
     joined: set[tuple[Role, tuple[str, str, str]]] = set()
-    for one in parts.collectives:
-        axes = " ".join(axis for axis in AXES if axis in one.axes and values[axis] > 1)
-        key = "backward" if one.phase == "recompute" else one.phase, str(one.kind), axes
-        count, num_bytes = found.get(key, (0, 0.0))
-        together = one.moves_weights and (one.role, key) in joined
-        joined.add((one.role, key))
+    for collective in parts.collectives:
+        axes = " ".join(axis for axis in AXES if axis in collective.axes and values[axis] > 1)
+        key = "backward" if collective.phase == "recompute" else collective.phase, str(collective.kind), axes
+        count, num_bytes = totals.get(key, (0, 0.0))
+        together = collective.moves_weights and (collective.role, key) in joined
+        joined.add((collective.role, key))
         if axes:
-            moved = one.elements.evaluate(values) * formats.collective_width(one, parts.products)
-            found[key] = count + (not together), num_bytes + float(moved)
-    return found
+            moved = collective.elements.evaluate(values) * formats.collective_width(collective, parts.products)
+            totals[key] = count + (not together), num_bytes + float(moved)
+    return totals
 
 
 def as_table(rows: Iterable[Row]) -> Any:

@@ -32,15 +32,17 @@ def moved(model: str, scheme: ShardingScheme, **changes: Any) -> list[tuple[str,
     values[LocalDim("B", ("dp", "fsdp"))], values[LocalDim("B", ("dp", "fsdp", "ep"))] = DEGREES["ep"], 1
     unit = derived_unit(replace(scheme, structure=architecture.structure), "block")
     return sorted(
-        described(one, values)
-        for one in list_unit_collectives(unit, IssuePolicy())
-        if not one.moves_weights and one.scope != "step"
+        described(collective, values)
+        for collective in list_unit_collectives(unit, IssuePolicy())
+        if not collective.moves_weights and collective.scope != "step"
     )
 
 
-def described(one: UnitCollective, values: SymbolValues) -> tuple[str, str, tuple[str, ...], float]:
-    passed = "forward" if one.phase == "forward" else "backward"  # what is run again belongs to the backward pass
-    return passed, str(one.kind), one.axes, one.elements.evaluate(values)
+def described(collective: UnitCollective, values: SymbolValues) -> tuple[str, str, tuple[str, ...], float]:
+    passed = (
+        "forward" if collective.phase == "forward" else "backward"
+    )  # what is run again belongs to the backward pass
+    return passed, str(collective.kind), collective.axes, collective.elements.evaluate(values)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
@@ -60,8 +62,8 @@ def test_a_norm_over_the_projection_moves_sums_only(scheme: ShardingScheme) -> N
     """Over a head it is local to the device that has the head; over all heads a number for each token is added up."""
     plain, whole = (moved("olmo-2-7b", scheme, qk_norm_over=over) for over in ("head", "projection"))
     added = list(whole)
-    for one in plain:
-        added.remove(one)
+    for row in plain:
+        added.remove(row)
     assert {kind for _, kind, _, _ in added} == {"all_reduce"}
     assert {axes for _, _, axes, _ in added} == {("tp_kv",), ("tp_kv", "tp_rep")}  # of the keys, and of the queries
     assert max(elements for *_, elements in added) <= 4096
@@ -72,6 +74,6 @@ def test_a_gate_of_the_shared_expert_moves_no_hidden_states(scheme: ShardingSche
     """Unless the block is run again: the gate's gradient reads the result that it weighted."""
     gated, plain = (moved("qwen2-57b-a14b", scheme, shared_gate=gate) for gate in (True, False))
     added = list(gated)
-    for one in plain:
-        added.remove(one)
+    for row in plain:
+        added.remove(row)
     assert all(elements <= 4096 for *_, elements in added)

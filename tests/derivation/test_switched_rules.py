@@ -103,10 +103,10 @@ def test_a_group_that_crosses_two_levels_has_the_degrees_of_each(dp: int, model_
 
 def test_pipelining_multiplies_the_bandwidth_of_gradients_by_the_nodes_it_spans() -> None:
     """Quiz 5, question 2: 8-way tensor times 8-way pipeline parallelism takes 2,475 tokens per GPU down to 309."""
-    alone, piped = (
+    tensor_only, piped = (
         rules.dp_min_tokens_across_nodes(990e12, 10**6, chips, NODE, NODE_RATE, CHIP_RATE) for chips in (8, 64)
     )
-    assert (alone, piped) == (pytest.approx(2475, rel=1e-4), pytest.approx(309.4, rel=1e-4))
+    assert (tensor_only, piped) == (pytest.approx(2475, rel=1e-4), pytest.approx(309.4, rel=1e-4))
 
 
 @pytest.mark.parametrize("ep", [16, 64, 256])

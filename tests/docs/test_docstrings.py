@@ -25,9 +25,9 @@ PUBLIC = sorted(name for name in sw.__all__ if not name.startswith("_"))
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module: str) -> None:
-    found = doctest.testmod(import_module(module))
-    assert found.attempted > 0
-    assert found.failed == 0
+    result = doctest.testmod(import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_there_are_examples() -> None:

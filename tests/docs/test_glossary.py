@@ -149,9 +149,9 @@ def test_documents_catalogues_and_the_page(path: Path) -> None:
 def test_messages_docstrings_and_comments(room: Path) -> None:
     sources = [room] if room.suffix == ".py" else sorted(room.rglob("*.py"))
     hits = {
-        path.relative_to(SOURCES).as_posix(): found
+        path.relative_to(SOURCES).as_posix(): bad_lines
         for path in sources
-        if (found := [line for text in texts_of(path.read_text(encoding="utf-8")) for line in replaced(text)])
+        if (bad_lines := [line for text in texts_of(path.read_text(encoding="utf-8")) for line in replaced(text)])
     }
     assert hits == {}
 
@@ -200,11 +200,11 @@ def test_help(verb: str) -> None:
 
 @pytest.mark.parametrize("phrase", SAY)
 def test_a_phrase_of_the_table_is_found(phrase: str) -> None:
-    first, _, rest = phrase.partition(" ")
-    for text in (phrase, phrase.capitalize(), f"({first}\n    {rest})".replace(" )", ")")):
+    first, _, remainder = phrase.partition(" ")
+    for text in (phrase, phrase.capitalize(), f"({first}\n    {remainder})".replace(" )", ")")):
         assert replaced(f"Here {text}, say.") != []
-    (found,) = replaced(f"a {phrase} b")
-    assert found.endswith(f"say {SAY[phrase]}")
+    (message,) = replaced(f"a {phrase} b")
+    assert message.endswith(f"say {SAY[phrase]}")
 
 
 def test_strings_docstrings_and_comments_of_a_source_are_read() -> None:

@@ -93,7 +93,10 @@ SLOW = ("batch-to-loss",)  # a session beside it prints what the same command fi
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("picture", "command"),
-    [pytest.param(*one, id=one[0].stem, marks=[pytest.mark.matrix] if one[0].stem in SLOW else []) for one in PICTURES],
+    [
+        pytest.param(*entry, id=entry[0].stem, marks=[pytest.mark.matrix] if entry[0].stem in SLOW else [])
+        for entry in PICTURES
+    ],
 )
 def test_picture(picture: Path, command: str) -> None:
     assert picture.read_text(encoding="utf-8") == refresh.drawn(command)

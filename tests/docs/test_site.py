@@ -90,9 +90,9 @@ def targets(nav: Any) -> list[str]:
 
 def test_the_reference_has_every_verb_and_every_flag() -> None:
     page = cli_pages.cli_reference("0")
-    for verb, own in verb_parsers().items():
+    for verb, parser in verb_parsers().items():
         section = page.split(f"\n## {verb}\n")[1].split("\n## ")[0]
-        for action in own._actions:
+        for action in parser._actions:
             if action.dest != "help" and action.help != argparse.SUPPRESS:
                 assert all(f"`{name}" in section for name in action.option_strings or [cli_pages.value_of(action)])
 
@@ -103,12 +103,12 @@ def test_the_reference_has_every_public_name_and_every_room() -> None:
         re.findall(r"^::: shardwise\.(\w+)$", page, re.M)
     )
     rooms = set(api_pages.rooms())
-    there = {
+    in_sources = {
         path.stem
         for path in (ROOT / "src" / "shardwise").iterdir()
         if path.name[0] not in "_." and path.name != "py.typed"
     }
-    assert rooms == there
+    assert rooms == in_sources
 
 
 def test_the_reference_has_every_payload() -> None:
@@ -122,9 +122,9 @@ def test_the_reference_has_every_payload() -> None:
 
 
 def test_examples_of_the_generators() -> None:
-    found = doctest.testmod(links)
-    assert found.attempted > 0
-    assert found.failed == 0
+    result = doctest.testmod(links)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_examples_of_docstrings_are_blocks_of_code() -> None:

@@ -21,9 +21,9 @@ MODULES = {path[1:-3]: page.text for path, page in pages().items() if path.endsw
 
 
 def payload_of(text: str) -> dict[str, object]:
-    found = re.search(r'<script id="payload" type="application/json">\n(.*?)\n</script>', text, re.DOTALL)
-    assert found
-    payload: dict[str, object] = json.loads(found[1])
+    match = re.search(r'<script id="payload" type="application/json">\n(.*?)\n</script>', text, re.DOTALL)
+    assert match
+    payload: dict[str, object] = json.loads(match[1])
     return payload
 
 
@@ -57,9 +57,9 @@ def test_verbs_write_what_they_print_as_json(
     words = [word.format(plan=plan_file.with_name("plan.json")) for word in arguments]
     target = tmp_path / "report.html"
     assert main([*words, "--json", "--report", str(target)]) == 0
-    found = payload_of(target.read_text(encoding="utf-8"))
-    assert found["kind"] == kind
-    assert found["payload"] == json.loads(capsys.readouterr().out)
+    report = payload_of(target.read_text(encoding="utf-8"))
+    assert report["kind"] == kind
+    assert report["payload"] == json.loads(capsys.readouterr().out)
 
 
 def test_a_report_asks_for_nothing_and_runs_its_own_script_alone(plan_file: Path) -> None:

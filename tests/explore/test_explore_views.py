@@ -105,12 +105,12 @@ def placed(payload: Any, keys: list[str]) -> list[tuple[tuple[str, ...], Any]]:
     """What a payload has at the places that a pattern stands for, with what stands for each star."""
     if not keys:
         return [((), payload)]
-    first, *rest = keys
+    first, *remaining = keys
     items = list(payload.items()) if isinstance(payload, dict) else [(str(at), row) for at, row in enumerate(payload)]
     return [
         ((name, *stars) if first == "*" else stars, value)
         for name, row in items if first in (name, "*") and row is not None
-        for stars, value in placed(row, rest)
+        for stars, value in placed(row, remaining)
     ]  # fmt: skip
 
 
@@ -215,8 +215,8 @@ def test_the_search_finds_what_plan_chooses() -> None:
     assert times == sorted(times, reverse=True)
     for row in last["points"]:
         assert any(
-            other["step_time_s"] <= row["step_time_s"] and other["memory_bytes"] <= row["memory_bytes"]
-            for other in last["front"]
+            front_row["step_time_s"] <= row["step_time_s"] and front_row["memory_bytes"] <= row["memory_bytes"]
+            for front_row in last["front"]
         )
     point = last["front"][0]
     priced = plan_layout(model, cluster, job, sw.Layout.parse(point["layout"])).estimate
@@ -255,9 +255,9 @@ def test_a_run_stands_beside_its_plan_and_no_other_layout(
     for place, field in run["fields"].items():
         assert placed(run, place.split(".")), place
         assert field["kind"].startswith(("measured", "a prediction", "a bound", "exact"))
-    other = explorer.answer("overview", overview["query"].replace("micro_batch_seqs=1", "micro_batch_seqs=2"))
-    assert not other["problems"]
-    assert "reconcile" not in other
+    other_layout = explorer.answer("overview", overview["query"].replace("micro_batch_seqs=1", "micro_batch_seqs=2"))
+    assert not other_layout["problems"]
+    assert "reconcile" not in other_layout
 
 
 @pytest.mark.parametrize("question", ["timeline", "schedule"])

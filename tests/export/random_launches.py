@@ -146,9 +146,9 @@ def sayable(name: str, of: str) -> tuple[str, ...]:
 def _plain(name: str, model: str, precision: str) -> Launch:
     chip = chip_of(name)
     cluster = load_cluster(f"{chip}:{TORI[8] if chip.startswith('tpu') else 8}")
-    own, job = load_model(model), Job(global_batch_tokens=8 * 4096, seq_len=4096, precision=precision)
+    architecture, job = load_model(model), Job(global_batch_tokens=8 * 4096, seq_len=4096, precision=precision)
     runs = get_stack(get_target(name).stack).abilities
     recompute, zero = "full" if "full" in runs.recompute else "none", max((0, *runs.zero))
     layout = Layout(dp=1 if zero else 8, fsdp=8 if zero else 1, zero_stage=zero, recompute=recompute)
-    plan = Plan(model=own, cluster=cluster, job=job, layout=layout, estimate=PRICED)
-    return Launch(model=own, job=job, layout=layout, machines=cluster_machines(cluster), plan=plan)
+    plan = Plan(model=architecture, cluster=cluster, job=job, layout=layout, estimate=PRICED)
+    return Launch(model=architecture, job=job, layout=layout, machines=cluster_machines(cluster), plan=plan)

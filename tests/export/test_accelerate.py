@@ -75,12 +75,12 @@ def heard(text: str, script: str | None = START, *, devices: int = 8, per_node: 
 
 @pytest.mark.parametrize(("text", "layout", "precision"), PUBLISHED.values(), ids=list(PUBLISHED))
 def test_published_configurations_are_read_and_priced(text: str, layout: str, precision: str) -> None:
-    found = heard(text)
-    launch = found.launch
+    parsed = heard(text)
+    launch = parsed.launch
     assert launch.layout == Layout.parse(layout)
     assert launch.job.precision == precision
     assert launch.job.num_seqs == 4 * launch.layout.num_replicas
-    assert found.unknown == ()
+    assert parsed.unknown == ()
     plan = plan_layout(launch.model, load_cluster("h100:8", stack="accelerate"), launch.job, launch.layout)
     assert plan.estimate.step_time_s > 0.1
 
@@ -97,12 +97,12 @@ def test_strategies_of_the_first_fsdp(strategy: str, layout: str) -> None:
 
 def test_words_of_the_command_take_the_place_of_the_file() -> None:
     script = START.replace("train.py", "--fsdp_reshard_after_forward false --mixed_precision no train.py")
-    found = heard(fsdp2(False, "1 8 1 1"), script).launch
-    assert (found.layout.zero_stage, found.job.precision) == (2, "fp32")
-    alone = "accelerate launch --use_fsdp --fsdp_version 2 --mixed_precision bf16 t.py --max_length 4096 "
-    alone += "--per_device_train_batch_size 2"
+    parsed_launch = heard(fsdp2(False, "1 8 1 1"), script).launch
+    assert (parsed_launch.layout.zero_stage, parsed_launch.job.precision) == (2, "fp32")
+    command_line = "accelerate launch --use_fsdp --fsdp_version 2 --mixed_precision bf16 t.py --max_length 4096 "
+    command_line += "--per_device_train_batch_size 2"
     read_alone = parse_launch(
-        {"run.sh": alone}, Machines(num_devices=8, devices_per_node=8), model=load_model("llama-3-8b")
+        {"run.sh": command_line}, Machines(num_devices=8, devices_per_node=8), model=load_model("llama-3-8b")
     )
     assert read_alone.target is TARGET
     assert read_alone.launch.layout == Layout.parse("fsdp=8 micro_batch_seqs=2")
@@ -110,11 +110,11 @@ def test_words_of_the_command_take_the_place_of_the_file() -> None:
 
 def test_a_configuration_alone_is_read_with_what_is_said_beside_it() -> None:
     text = fsdp2(False, "1 8 1 1")
-    with pytest.raises(InputError, match="--seq-len") as told:
+    with pytest.raises(InputError, match="--seq-len") as raised:
         heard(text, None)
-    assert len(told.value.problems) == 3
-    found = heard(text, None, job__seq_len=4096, layout__micro_batch_seqs=2, job__global_batch_seqs=64).launch
-    assert (found.job.num_seqs, found.layout.micro_batch_seqs) == (64, 2)
+    assert len(raised.value.problems) == 3
+    parsed_launch = heard(text, None, job__seq_len=4096, layout__micro_batch_seqs=2, job__global_batch_seqs=64).launch
+    assert (parsed_launch.job.num_seqs, parsed_launch.layout.micro_batch_seqs) == (64, 2)
 
 
 def launch_with(layout: str, *, precision: str = "bf16") -> Launch:
@@ -184,17 +184,17 @@ def test_what_is_written_says_every_size_and_starts_every_node() -> None:
     ids=lambda value: str(value)[:12],
 )  # fmt: skip
 def test_what_is_no_launch_is_said_in_a_line(text: str, words: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         heard(text)
-    assert words.lower() in str(told.value).lower()
-    assert all(len(problem) < 500 and "\n" not in problem for problem in told.value.problems)
+    assert words.lower() in str(raised.value).lower()
+    assert all(len(problem) < 500 and "\n" not in problem for problem in raised.value.problems)
 
 
 def test_a_section_may_leave_out_the_beginning_of_its_options() -> None:
     text = BASE + "fsdp_config:\n  version: 2\n  reshard_after_forward: false\n"
-    found = heard(text)
-    assert found.launch.layout.zero_stage == 2
-    assert found.unknown == ()
+    parsed = heard(text)
+    assert parsed.launch.layout.zero_stage == 2
+    assert parsed.unknown == ()
 
 
 def test_an_optimizer_that_is_not_known_is_said() -> None:

@@ -158,7 +158,7 @@ def launch_of(text: str, model: str = "llama-3-8b") -> Launch:
     ],
 )
 def test_what_it_cannot_run_is_refused(text: str, model: str, reason: str) -> None:
-    assert any(reason in one for one in refusals(launch_of(text, model), TARGET))
+    assert any(reason in refusal for refusal in refusals(launch_of(text, model), TARGET))
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
 def test_broken_recipes_are_refused_in_clear_words(text: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         parse_launch({"recipe.yaml": text}, EIGHT, target="automodel")
-    assert all(problem and "\n" not in problem for problem in told.value.problems)
+    assert all(problem and "\n" not in problem for problem in raised.value.problems)
 
 
 @pytest.mark.parametrize(

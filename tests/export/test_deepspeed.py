@@ -60,11 +60,11 @@ def heard(
 def test_published_configurations_are_read_and_priced(
     config: dict[str, Any], script: str, model: str, precision: str, layout: str, batch: int
 ) -> None:
-    found = heard(config, script, model=model)
-    launch = found.launch
+    parsed = heard(config, script, model=model)
+    launch = parsed.launch
     assert launch.layout == Layout.parse(layout)
     assert (launch.job.precision, launch.job.num_seqs) == (precision, batch)
-    assert found.unknown == ()
+    assert parsed.unknown == ()
     plan = plan_layout(launch.model, load_cluster("h100:8", stack="deepspeed"), launch.job, launch.layout)
     assert plan.estimate.step_time_s > 0.1
 

@@ -46,7 +46,7 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
     "YAML": (
         f"!!python/object/apply:os.system ['{RUN}']", f"a: !!python/name:os.system\nb: {RUN}", "a: &a [*a]", "&a {a: *a}",
         "a: &a [x,x,x,x,x,x,x,x,x]\n" + "\n".join(
-            f"{one}: &{one} [{','.join([f'*{before}'] * 9)}]" for before, one in pairwise(LETTERS + "i")
+            f"{letter}: &{letter} [{','.join([f'*{before}'] * 9)}]" for before, letter in pairwise(LETTERS + "i")
         ),
         "a:\n" + "  b:\n" * 2, "- 1\n- 2", "- {", "a: b: c", "\t- a", "? [a]: b", "a: 1\na: 2",
         "parallelism:\n  tp: -2\n", "parallelism:\n  tp: 1e9\n", "distributed_type: FSDP\nnum_processes: many\n",
@@ -82,9 +82,9 @@ def test_none_is_run_and_each_is_refused_in_a_line(tmp_path: Path) -> None:
     every = texts(mark)
     began = time.process_time()
     for number, text in enumerate(every):
-        with pytest.raises(InputError) as told:
+        with pytest.raises(InputError) as raised:
             parse_launch({NAMES[number % len(NAMES)]: text}, MACHINES)
-        assert all(0 < len(problem) < 2000 for problem in told.value.problems), text[:60]
+        assert all(0 < len(problem) < 2000 for problem in raised.value.problems), text[:60]
     assert not mark.exists()
     assert time.process_time() - began < LONG * len(TARGETS)
 

@@ -79,13 +79,13 @@ def launch(text: str, cluster: str, model: str = "llama-3-8b", micro_batches: in
 def test_a_published_launch_is_read_and_priced_as_it_was_measured(name: str) -> None:
     options, where, row = PUBLISHED[name]
     cluster = sw.load_cluster(where, stack="maxtext")
-    found = parse_launch({name: COMMAND.format(options)}, cluster_machines(cluster)).launch
-    assert found.layout.num_devices == cluster.num_devices
-    estimate = plan_layout(found.model, cluster, found.job, found.layout).estimate
+    parsed_launch = parse_launch({name: COMMAND.format(options)}, cluster_machines(cluster)).launch
+    assert parsed_launch.layout.num_devices == cluster.num_devices
+    estimate = plan_layout(parsed_launch.model, cluster, parsed_launch.job, parsed_launch.layout).estimate
     assert estimate.step_time_s > 0
     if row:
-        published = next(one for one in published_rows() if one.id == row)
-        assert found.job.num_seqs == int(published.cell("global_batch"))
+        published = next(run_row for run_row in published_rows() if run_row.id == row)
+        assert parsed_launch.job.num_seqs == int(published.cell("global_batch"))
         assert estimate.step_time_s == pytest.approx(published.step_time_s, rel=0.25)
 
 
@@ -95,10 +95,10 @@ def test_the_gpu_model_of_the_repository_is_read() -> None:
         "base_config: base.yml\nhardware: gpu\nper_device_batch_size: 4\nmax_target_length: 4096\nmodel_name: llama2-7b\n"
         "attention: cudnn_flash_te\nremat_policy: minimal_with_context\ndcn_data_parallelism: 16\nici_fsdp_parallelism: 8\n"
     )
-    found = parse_launch({"llama2_7b.yml": text}, cluster_machines(sw.load_cluster("h100:128")))
-    assert found.target.name == "maxtext-gpu"
-    assert str(found.launch.layout) == "dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=4 recompute=selective"
-    assert found.launch.model.name == "llama-2-7b"
+    parsed = parse_launch({"llama2_7b.yml": text}, cluster_machines(sw.load_cluster("h100:128")))
+    assert parsed.target.name == "maxtext-gpu"
+    assert str(parsed.launch.layout) == "dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=4 recompute=selective"
+    assert parsed.launch.model.name == "llama-2-7b"
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_the_gpu_model_of_the_repository_is_read() -> None:
 )
 def test_a_model_is_said_by_its_name(name: str) -> None:
     options = expand_name({"model_name": name, "steps": 5})
-    own = {key: value for key, value in options.items() if key != "model_name"}
-    assert shorten_to_name(own) == {"model_name": name, "steps": 5}
-    assert "model_name" not in shorten_to_name({**own, "vocab_size": 7})
+    expanded = {key: value for key, value in options.items() if key != "model_name"}
+    assert shorten_to_name(expanded) == {"model_name": name, "steps": 5}
+    assert "model_name" not in shorten_to_name({**expanded, "vocab_size": 7})
 
 
 def test_every_model_of_the_release_is_read_or_refused_in_a_line() -> None:
@@ -181,13 +181,13 @@ def test_a_command_overrides_a_named_model_only_when_it_says_so() -> None:
 
 def test_axes_span_slices_from_the_outermost() -> None:
     two = launch("dp=2 fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true", "tpu-v5e:8x8*2")
-    said = to_options(launch_config.TPU, two)
-    assert {name: said[name] for name in said if "parallelism" in name} == {
+    options = to_options(launch_config.TPU, two)
+    assert {name: options[name] for name in options if "parallelism" in name} == {
         "ici_fsdp_parallelism": 16, "ici_tensor_parallelism": 4, "dcn_data_parallelism": 2,
     }  # fmt: skip
-    script = build_files(launch_config.TPU, said, two)["launch.sh"]
+    script = build_files(launch_config.TPU, options, two)["launch.sh"]
     assert "--tpu-type v5litepod-64 --num-slices 2" in script
-    assert "launch.slurm" not in build_files(launch_config.TPU, said, two)
+    assert "launch.slurm" not in build_files(launch_config.TPU, options, two)
     nodes = launch("fsdp=16 tp=8 zero_stage=3 recompute=full async_tp=true", "h100:128")
     assert {name: value for name, value in to_options(launch_config.GPU, nodes).items() if "parallelism" in name} == {
         "ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 8, "dcn_data_parallelism": 1, "dcn_fsdp_parallelism": 16,
@@ -208,12 +208,12 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
     cluster = sw.load_cluster("tpu-v5p:4x4x4", stack="maxtext")
     layout = sw.Layout.parse("fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true micro_batch_seqs=2")
     plan = plan_layout(sw.load_model("llama-3-70b"), cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192), layout)
-    found = export(plan, launch_config.TPU)
-    options = parse_yaml(found.files["config.yml"], "config.yml")
+    exported = export(plan, launch_config.TPU)
+    options = parse_yaml(exported.files["config.yml"], "config.yml")
     assert options["model_name"] == "llama3-70b"
     assert (options["per_device_batch_size"], options["gradient_accumulation_steps"]) == (0.5, 4)
-    assert "v5p-128 --num-slices 1" in found.files["launch.sh"]
-    assert any("yours" in text or "your data" in text for text in found.warnings)
+    assert "v5p-128 --num-slices 1" in exported.files["launch.sh"]
+    assert any("yours" in text or "your data" in text for text in exported.warnings)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +331,9 @@ def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
     ],
 )
 def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as told:
+    with pytest.raises(InputError, match=words) as raised:
         heard(text)
-    assert all(len(problem) < 900 for problem in told.value.problems)
+    assert all(len(problem) < 900 for problem in raised.value.problems)
 
 
 @pytest.mark.parametrize(

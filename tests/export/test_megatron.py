@@ -45,13 +45,13 @@ def heard(published: Published) -> ParsedLaunch:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_launches_are_read(name: str) -> None:
     published = PUBLISHED[name]
-    found = heard(published)
-    assert found.target is TARGET
-    assert found.unknown == ()
-    assert found.launch.job.precision == published.precision
-    assert replace(found.launch.layout, layers_per_stage=None) == Layout.parse(published.layout)
+    parsed = heard(published)
+    assert parsed.target is TARGET
+    assert parsed.unknown == ()
+    assert parsed.launch.job.precision == published.precision
+    assert replace(parsed.launch.layout, layers_per_stage=None) == Layout.parse(published.layout)
     if published.model is None:
-        assert found.launch.model.name in name
+        assert parsed.launch.model.name in name
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -59,11 +59,11 @@ def test_published_launches_are_priced(name: str) -> None:
     published = PUBLISHED[name]
     launch = heard(published).launch
     cluster = with_published_constants(load_cluster(published.cluster), get_stack(TARGET.stack))
-    found = plan_layout(launch.model, cluster, launch.job, launch.layout).estimate
-    rate = launch.job.global_batch_tokens / found.step_time_s / cluster.num_devices
+    priced = plan_layout(launch.model, cluster, launch.job, launch.layout).estimate
+    rate = launch.job.global_batch_tokens / priced.step_time_s / cluster.num_devices
     assert rate > 0
     if published.tokens_per_s_and_gpu:
-        assert found.fits
+        assert priced.fits
         assert rate == pytest.approx(published.tokens_per_s_and_gpu, rel=NEAR)
 
 
@@ -75,10 +75,10 @@ def test_modules_that_are_not_known_are_named() -> None:
 
 def launch_of(text: str, model: str = "llama-3-8b", **job: object) -> Launch:
     layout = Layout.parse(text)
-    found = Job(**{"global_batch_tokens": 2**22, "seq_len": 4096, **job})  # type: ignore[arg-type]
+    job_of_launch = Job(**{"global_batch_tokens": 2**22, "seq_len": 4096, **job})  # type: ignore[arg-type]
     return Launch(
         model=load_model(model),
-        job=found,
+        job=job_of_launch,
         layout=layout,
         machines=Machines(num_devices=layout.num_devices, devices_per_node=8),
     )
@@ -134,7 +134,7 @@ def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
     ],
 )
 def test_what_its_configurations_refuse_is_refused(text: str, model: str, reason: str) -> None:
-    assert any(reason in one for one in refusals(launch_of(text, model), TARGET))
+    assert any(reason in refusal for refusal in refusals(launch_of(text, model), TARGET))
 
 
 def test_what_they_take_is_not_refused() -> None:
@@ -198,9 +198,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
 def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         parse_launch({"launch.sh": text}, EIGHT, target="megatron")
-    assert all(problem and "\n" not in problem for problem in told.value.problems)
+    assert all(problem and "\n" not in problem for problem in raised.value.problems)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,12 @@ def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
 )
 def test_modules_that_run_again_are_read_and_said(options: str, recompute: str) -> None:
     """TransformerConfig: recompute_modules are ["core_attn"] where they are not said."""
-    found = parse_launch({"a.sh": f"torchrun pretrain_gpt.py {SIZES} {options}"}, EIGHT, target="megatron").launch
-    assert found.layout.recompute == recompute
-    said = to_options(TARGET, found).get("recompute-modules", [])
-    assert "+".join(sorted(said)) == (recompute if "c" in recompute or "+" in recompute else "")
+    parsed_launch = parse_launch(
+        {"a.sh": f"torchrun pretrain_gpt.py {SIZES} {options}"}, EIGHT, target="megatron"
+    ).launch
+    assert parsed_launch.layout.recompute == recompute
+    modules = to_options(TARGET, parsed_launch).get("recompute-modules", [])
+    assert "+".join(sorted(modules)) == (recompute if "c" in recompute or "+" in recompute else "")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,9 @@ def test_all_that_a_search_tries_is_said_as_it_is_priced(model: str, layout: str
         assert not refusals(launch, TARGET)
         files = build_files(TARGET, to_options(TARGET, launch), launch)
         assert parse_launch(files, launch.machines, target="megatron").launch.layout.recompute == policy
-    assert any("recompute=selective" in one for one in refusals(launch_of(layout.format("selective"), model), TARGET))
+    assert any(
+        "recompute=selective" in refusal for refusal in refusals(launch_of(layout.format("selective"), model), TARGET)
+    )
 
 
 def test_a_vocabulary_that_is_guessed_is_noted() -> None:

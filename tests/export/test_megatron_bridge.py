@@ -134,7 +134,7 @@ def test_flags_that_are_not_set_are_no_arguments() -> None:
     flags = {field: option for field, option in options_by_field().items() if table[option].kind == "bool"}
     for field, option in flags.items():
         arguments = [to_megatron({field: value}) for value in (False, None, True)]
-        assert not any(value is None or value is False for found in arguments for value in found.values()), field
+        assert not any(value is None or value is False for written in arguments for value in written.values()), field
         assert arguments[1].get(option) == to_megatron({}).get(option), field
 
 
@@ -181,9 +181,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
 def test_broken_recipes_are_refused_in_clear_words(text: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         parse_launch({"recipe.py": text}, EIGHT, target="megatron-bridge")
-    assert all(problem and "\n" not in problem for problem in told.value.problems)
+    assert all(problem and "\n" not in problem for problem in raised.value.problems)
 
 
 def test_recipes_without_end_are_no_recipes() -> None:
@@ -209,10 +209,10 @@ def test_learned_positions_are_as_many_as_a_sequence_has() -> None:
     ],
 )  # fmt: skip
 def test_models_have_their_names_on_the_hub(name: str, model: str) -> None:
-    found = hub_model(name)
-    assert found is not None
-    assert found.name == model
-    assert hub_model(hub_name(found) or "") == found
+    hub_entry = hub_model(name)
+    assert hub_entry is not None
+    assert hub_entry.name == model
+    assert hub_model(hub_name(hub_entry) or "") == hub_entry
     assert hub_model("nobody/knows") is None
 
 

@@ -59,8 +59,8 @@ def launch(text: str, precision: str = "bf16_fp32_gradients", model: str = "llam
 def test_a_published_launch_is_read_and_priced(name: str) -> None:
     sizes, degrees, tokens = PUBLISHED[name]
     devices = degrees[0] * degrees[1] * degrees[2]
-    found = heard(TEXT.format(sizes, degrees, tokens), devices)
-    model, job, layout = found.launch.model, found.launch.job, found.launch.layout
+    parsed = heard(TEXT.format(sizes, degrees, tokens), devices)
+    model, job, layout = parsed.launch.model, parsed.launch.job, parsed.launch.layout
     assert (
         model.d_model,
         model.d_ff,
@@ -73,7 +73,7 @@ def test_a_published_launch_is_read_and_priced(name: str) -> None:
     assert (layout.dp, layout.pp, layout.tp, layout.sequence_parallel, layout.async_tp) == (*degrees, True, True)
     assert job.global_batch_tokens == tokens[0] * tokens[1] * tokens[2] * degrees[0]
     assert job.tokens == job.global_batch_tokens * tokens[3]
-    assert found.unknown == ()
+    assert parsed.unknown == ()
     cluster = sw.load_cluster(f"h100:{devices}", stack="nanotron")
     assert plan_layout(model, cluster, job, layout).estimate.step_time_s > 0
 
@@ -89,12 +89,12 @@ QWEN = GOOD.replace(
 
 def test_configurations_of_the_main_branch_are_read() -> None:
     """SmolLM3's stages: Qwen2Config with a layer without positions after three with them; the base of angles is a float."""
-    found = heard(QWEN.replace("dp: 2,", "dp: 2, recompute_layer: true,"))
-    model = found.launch.model
+    parsed = heard(QWEN.replace("dp: 2,", "dp: 2, recompute_layer: true,"))
+    model = parsed.launch.model
     assert model.layer_units[:8] == ("block", "block", "block", "nope") * 2
     assert model.unit_architecture("nope").positions == "none"
     assert model.numerics.rotary.base == 50_000
-    assert found.launch.layout.recompute == "full"
+    assert parsed.launch.layout.recompute == "full"
     assert heard(GOOD.replace("is_llama_config: true", "is_llama_config: true, rope_theta: 10000.0")).launch.model.name
 
 
@@ -116,9 +116,9 @@ def test_other_stages_are_refused_and_the_nearest_has_nanotrons() -> None:
     layout = sw.Layout.parse("tp=2 pp=2 fsdp=4 zero_stage=1 recompute=none")
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096, precision="bf16_fp32_gradients")
     plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job, layout)
-    with pytest.raises(InputError, match=r"layout\.stages is 16,16, .* there it is 18,14") as told:
+    with pytest.raises(InputError, match=r"layout\.stages is 16,16, .* there it is 18,14") as raised:
         export(plan, TARGET)
-    assert "layers_per_stage=18,14" in told.value.problems[-1]
+    assert "layers_per_stage=18,14" in raised.value.problems[-1]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_what_has_no_word_is_refused() -> None:
     assert any("model.num_experts" in text for text in refusals(launch("dp=8", model="mixtral-8x7b"), TARGET))
     usual = launch("dp=8")
     for name in ("lion", "adamw_8bit"):
-        other = replace(usual, job=replace(usual.job, optimizer=name))
-        assert any("job.optimizer" in text for text in refusals(other, TARGET))
+        unsupported = replace(usual, job=replace(usual.job, optimizer=name))
+        assert any("job.optimizer" in text for text in refusals(unsupported, TARGET))
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -159,8 +159,8 @@ def test_starcoder_is_read_and_written() -> None:
     )
     for name in ("hidden_act: silu,", "tie_word_embeddings: False,", "rms_norm_eps: 1.0e-05,"):
         text = text.replace(name, "")
-    found = heard(text).launch
-    model = found.model
+    parsed_launch = heard(text).launch
+    model = parsed_launch.model
     assert (model.mlp, model.norm, model.bias, model.num_kv_heads) == (
         "gelu",
         "layer",
@@ -168,8 +168,10 @@ def test_starcoder_is_read_and_written() -> None:
         4,
     )
     assert (model.sliding_window, model.global_every, model.tied_embeddings) == (128, 4, True)
-    again = parse_launch(TARGET.write(to_options(TARGET, found), found), found.machines, target="nanotron")
-    assert again.launch.fields() == found.fields()
+    again = parse_launch(
+        TARGET.write(to_options(TARGET, parsed_launch), parsed_launch), parsed_launch.machines, target="nanotron"
+    )
+    assert again.launch.fields() == parsed_launch.fields()
 
 
 @pytest.mark.parametrize(
@@ -199,15 +201,15 @@ def test_starcoder_is_read_and_written() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words.replace("(", r"\(")) as told:
+    with pytest.raises(InputError, match=words.replace("(", r"\(")) as raised:
         heard(text)
-    assert all(len(problem) < 500 for problem in told.value.problems)
+    assert all(len(problem) < 500 for problem in raised.value.problems)
 
 
 def test_what_the_release_does_not_have_is_named() -> None:
-    found = heard(GOOD.replace("rope_scaling: null", "rope_scaling: {factor: 2.0}, rotary_scaling: {factor: 2.0}"))
-    assert "model.model_config.rotary_scaling.factor" in found.unknown
-    assert "model.model_config.rope_scaling" in found.unread  # an option of the release, with sections of its own
+    parsed = heard(GOOD.replace("rope_scaling: null", "rope_scaling: {factor: 2.0}, rotary_scaling: {factor: 2.0}"))
+    assert "model.model_config.rotary_scaling.factor" in parsed.unknown
+    assert "model.model_config.rope_scaling" in parsed.unread  # an option of the release, with sections of its own
 
 
 def test_a_launch_is_one_file() -> None:

@@ -32,9 +32,9 @@ def plan(cluster: str = "h100:16", layout: str = "fsdp=8 tp=2 zero_stage=1") -> 
 
 
 def test_a_batch_script_starts_the_plan_on_each_node() -> None:
-    found = export(plan(), get_target("slurm"))
-    assert list(found.files) == ["plan.json", "launch.slurm", "README.md"]
-    script = found.files["launch.slurm"]
+    exported = export(plan(), get_target("slurm"))
+    assert list(exported.files) == ["plan.json", "launch.slurm", "README.md"]
+    script = exported.files["launch.slurm"]
     for line in ("#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=1"):
         assert line in script.splitlines()
     assert "--nnodes 2 --nproc-per-node 8" in script
@@ -42,25 +42,25 @@ def test_a_batch_script_starts_the_plan_on_each_node() -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert (
         parse_launch(
-            {"plan.json": found.files["plan.json"]}, Machines(num_devices=16, devices_per_node=8)
+            {"plan.json": exported.files["plan.json"]}, Machines(num_devices=16, devices_per_node=8)
         ).launch.layout
         == plan().layout
     )
 
 
 def test_a_plan_that_loses_time_is_told_what_to_change() -> None:
-    found = price_launch(
+    priced = price_launch(
         {"plan.json": json.dumps(plan_payload(plan(layout="fsdp=16 recompute=full")))}, load_cluster("h100:16")
     )
-    assert found.parsed.unknown == found.parsed.unread == ()
-    assert found.better[0].options["layout.recompute"] == "none"
-    assert found.better[0].estimate.step_time_s < found.plan.estimate.step_time_s
+    assert priced.parsed.unknown == priced.parsed.unread == ()
+    assert priced.better[0].options["layout.recompute"] == "none"
+    assert priced.better[0].estimate.step_time_s < priced.plan.estimate.step_time_s
 
 
 def test_the_nearest_of_a_plan_that_our_engine_does_not_run() -> None:
-    with pytest.raises(InputError, match="shardwise has no offload=both") as told:
+    with pytest.raises(InputError, match="shardwise has no offload=both") as raised:
         export(plan(layout="fsdp=8 tp=2 recompute=full offload=both"), get_target("slurm"))
-    assert "the nearest layout that it runs: fsdp=8 tp=2 " in told.value.problems[-1]
+    assert "the nearest layout that it runs: fsdp=8 tp=2 " in raised.value.problems[-1]
 
 
 def test_one_node_needs_no_other() -> None:

@@ -215,8 +215,8 @@ def test_files_of_options():
     assert str(reading.launch.layout) == "attention_dp=8"
     assert reading.launch.batch_limits == BatchLimits(max_num_seqs=16, memory_fraction=0.8, chunked_prefill=False)
     assert (reading.launch.formats.cache, reading.not_priced) == ("fp8", {"moe_config.backend": "time"})
-    alone = read(yaml, "config.yaml", checkpoint_default="deepseek-ai/DeepSeek-V3")
-    assert (alone.engine.name, alone.launch.batch_limits.max_num_seqs) == ("trtllm", 16)
+    by_config = read(yaml, "config.yaml", checkpoint_default="deepseek-ai/DeepSeek-V3")
+    assert (by_config.engine.name, by_config.launch.batch_limits.max_num_seqs) == ("trtllm", 16)
     with pytest.raises(InputError, match=r"kv_cache_config\.dtpe: no option of TensorRT-LLM"):
         read("kv_cache_config: {dtpe: fp8}\nmax_batch_size: 2\n", "config.yaml", checkpoint_default="Qwen/Qwen3-32B")
     with pytest.raises(InputError, match="none of the keys is an option"):

@@ -74,8 +74,8 @@ def test_the_first_branch_that_holds_is_the_one() -> None:
     script = (
         "S={}\nif [ $S == a ]; then\nN=1\nelif [ $S == b ]; then\nN=2\nelif [ $S != c ]; then\nN=3\nelse\nN=4\nfi\n"
     )
-    found = [arguments(script.format(size) + "torchrun train.py --n $N") for size in "abcd"]
-    assert found == ["--n 1", "--n 2", "--n 4", "--n 3"]
+    taken = [arguments(script.format(size) + "torchrun train.py --n $N") for size in "abcd"]
+    assert taken == ["--n 1", "--n 2", "--n 4", "--n 3"]
 
 
 def test_conditions_within_conditions_and_loops_are_left_out() -> None:

@@ -42,9 +42,9 @@ def test_what_is_written_is_read_back(target: Target, num_written: int) -> None:
     for launch in islice(runnable_launches(target.name, 1), NUM_PLANS if target.stack == ENGINE_STACK else num_written):
         options = to_options(target, launch)
         files = build_files(target, options, launch)
-        own = {name: text for name, text in files.items() if name in target.write(options, launch)}
+        target_files = {name: text for name, text in files.items() if name in target.write(options, launch)}
         model = None if target.includes_model else launch.model
-        heard = parse_launch(own, launch.machines, target=target.name, model=model)
+        heard = parse_launch(target_files, launch.machines, target=target.name, model=model)
         assert as_told(heard.launch) == as_told(launch), launch.layout
         assert heard.unknown == ()
 
@@ -66,7 +66,7 @@ def test_an_mlp_that_a_target_lacks_is_a_reason(target: Target) -> None:
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "maxtext", "nanotron"])
 def test_constants_that_a_launch_says_count_before_the_catalogue(target: str) -> None:
     """The sizes are a known model's, whose name and other constants stay."""
-    launch = next(one for one in runnable_launches(target, 3) if one.model.name == "llama-3-8b")
+    launch = next(runnable for runnable in runnable_launches(target, 3) if runnable.model.name == "llama-3-8b")
     numerics = replace(launch.model.numerics, norm_epsilon=3e-6)
     if target != "nanotron":  # its Llama has the base of the first Llama, and no option for another
         numerics = replace(numerics, rotary=replace(numerics.rotary, base=1e6))
@@ -88,10 +88,10 @@ def test_what_cannot_run_is_refused_with_its_reasons(target: Target) -> None:
 
 def named_instead(plan: Plan, target: Target) -> Plan | None:
     """The plan of the layout that the error names for one that a target refuses; None where it says that there is none."""
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         export(plan, target)
-    start, said, layout = told.value.problems[-1].partition("the nearest layout that it runs: ")
-    if not said:
+    start, separator, layout = raised.value.problems[-1].partition("the nearest layout that it runs: ")
+    if not separator:
         assert start == NONE_NEAR
         return None
     return plan_layout(plan.model, plan.cluster, plan.job, Layout.parse(layout))
@@ -102,8 +102,12 @@ def named_instead(plan: Plan, target: Target) -> Plan | None:
 def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
     models = [model for model in ("llama-3-8b", "mixtral-8x7b") if model in sayable(target.name, "models")]
     launches = random_launches(4, chip=chip_of(target.name), models=models, precisions=("bf16",))
-    refused = (one for one in islice(launches, NUM_REFUSED) if refusals(choose_precision(one, target), target))
-    named = (near for one in refused if one.plan and (near := named_instead(one.plan, target)))
+    refused = (
+        candidate
+        for candidate in islice(launches, NUM_REFUSED)
+        if refusals(choose_precision(candidate, target), target)
+    )
+    named = (near for candidate in refused if candidate.plan and (near := named_instead(candidate.plan, target)))
     several = list(islice(named, NUM_NEAREST))
     assert len(several) == NUM_NEAREST
     for near in several:
@@ -132,8 +136,8 @@ def test_what_a_search_under_maxtext_picks_it_runs(target: str, model: str) -> N
     """Checkpoints of every block, and weights that are sharded over the context and the expert axes too."""
     cluster = load_cluster("tpu-v5p:2x4x4" if chip_of(target) == "tpu-v5p" else "h100:32", stack=target)
     for seq_len in (4096, 32768):
-        found = sw.plan(load_model(model), cluster, Job(global_batch_tokens=2**21, seq_len=seq_len))
-        assert refusals(launch_from_plan(found), get_target(target)) == [], found.layout
+        chosen = sw.plan(load_model(model), cluster, Job(global_batch_tokens=2**21, seq_len=seq_len))
+        assert refusals(launch_from_plan(chosen), get_target(target)) == [], chosen.layout
 
 
 def test_a_target_that_nobody_knows_is_said() -> None:
@@ -146,9 +150,9 @@ def test_a_refused_plan_comes_with_the_nearest_that_runs() -> None:
     plan = plan_layout(
         load_model("llama-3-8b"), load_cluster("h100:16"), Job(global_batch_tokens=2**20, seq_len=8192), layout
     )
-    with pytest.raises(InputError, match="recompute") as told:
+    with pytest.raises(InputError, match="recompute") as raised:
         export(plan, get_target("megatron"))
-    assert "fsdp=8 tp=2" in told.value.problems[-1]
+    assert "fsdp=8 tp=2" in raised.value.problems[-1]
 
 
 def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said() -> None:
@@ -156,8 +160,8 @@ def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said(
     layout = Layout.parse("fsdp=16 zero_stage=3")
     cluster = load_cluster("h100:16", stack="torchtitan")
     plan = plan_layout(load_model("llama-3-8b"), cluster, Job(global_batch_tokens=2**20, seq_len=8192), layout)
-    found = export(plan, get_target("torchtitan"))
-    (note,) = (text for text in found.not_expressible if "precision" in text)
+    exported = export(plan, get_target("torchtitan"))
+    (note,) = (text for text in exported.not_expressible if "precision" in text)
     assert note.startswith("job.precision is bf16; torchtitan takes bf16_fp32_reduction: a step of ")
     assert find_target(plan) is get_target("torchtitan")
     with pytest.raises(InputError, match="nvfp4"):
@@ -165,7 +169,7 @@ def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said(
 
 
 @pytest.mark.parametrize(
-    ("target", "placement", "said"),
+    ("target", "placement", "is_noted"),
     [
         ("megatron", "tp,cp,pp,fsdp,dp@0,1", True),
         ("megatron", "tp,cp,fsdp,pp,dp@0,1", False),  # pipelines and replicas, of which there is one, in another order
@@ -173,23 +177,23 @@ def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said(
         ("slurm", "tp,cp,pp,fsdp,dp@0,1", False),  # our own engine numbers ranks as the plan does
     ],
 )
-def test_ranks_that_are_numbered_in_another_order_are_said(target: str, placement: str, said: bool) -> None:
+def test_ranks_that_are_numbered_in_another_order_are_said(target: str, placement: str, is_noted: bool) -> None:
     """The step is that of the same layout in the target's order."""
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = load_cluster("h100:16", stack="megatron")
     text = "tp=2 pp=2 fsdp=4 zero_stage=1 placement="
     plan, theirs = (
-        plan_layout(model, cluster, job, Layout.parse(text + one)) for one in (placement, "tp,cp,fsdp,dp,pp@0,1")
+        plan_layout(model, cluster, job, Layout.parse(text + order)) for order in (placement, "tp,cp,fsdp,dp,pp@0,1")
     )
     notes = [note for note in export(plan, get_target(target)).not_expressible if "placement" in note]
-    steps = [format_seconds(one.estimate.step_time_s) for one in (theirs, plan)]
+    steps = [format_seconds(priced.estimate.step_time_s) for priced in (theirs, plan)]
     assert (
         notes
         == [
             f"layout.placement is {placement}; Megatron-LM numbers ranks tp,cp,fsdp,dp,pp, innermost first: a step of "
             f"{steps[0]} for {steps[1]}"
         ]
-        * said
+        * is_noted
     )
 
 

@@ -38,9 +38,9 @@ def launch(
     )
 
 
-def written(one: Launch, target: Target = TITAN) -> LaunchFiles:
-    assert refusals(one, target) == []
-    return target.write(to_options(target, one), one)
+def written(exported: Launch, target: Target = TITAN) -> LaunchFiles:
+    assert refusals(exported, target) == []
+    return target.write(to_options(target, exported), exported)
 
 
 def heard(flags: str, devices: int = 64, **files: str) -> ParsedLaunch:
@@ -91,7 +91,7 @@ def test_multi_token_prediction_has_a_loss_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "reason"),
+    ("refused_launch", "reason"),
     [
         (launch("fsdp=64", precision="bf16"), "precision=bf16_fp32_reduction"),
         (launch("fsdp=64", model="gemma-2-9b"), "gemma-2-9b has not the sizes of any model"),
@@ -108,8 +108,8 @@ def test_multi_token_prediction_has_a_loss_of_its_own() -> None:
         (launch("fsdp=64 zero_stage=1"), "no ZeRO-1"),
     ],
 )
-def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
-    assert any(reason in text for text in refusals(one, TITAN)), refusals(one, TITAN)
+def test_what_it_does_not_run_is_refused(refused_launch: Launch, reason: str) -> None:
+    assert any(reason in text for text in refusals(refused_launch, TITAN)), refusals(refused_launch, TITAN)
 
 
 # Functions of its config registries at release 0.3.0, with what they set. Source: models/*/config_registry.py.
@@ -138,11 +138,15 @@ def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
 def test_launches_with_functions_of_its_registry_are_read(
     flags: str, model: str, layout: str, seqs: int, precision: str
 ) -> None:
-    found = heard(flags)
-    assert found.target.name == "torchtitan"
-    assert (found.launch.model.name, found.launch.job.num_seqs, found.launch.job.precision) == (model, seqs, precision)
-    assert str(found.launch.layout) == str(Layout.parse(layout))
-    assert found.unknown == ()
+    parsed = heard(flags)
+    assert parsed.target.name == "torchtitan"
+    assert (parsed.launch.model.name, parsed.launch.job.num_seqs, parsed.launch.job.precision) == (
+        model,
+        seqs,
+        precision,
+    )
+    assert str(parsed.launch.layout) == str(Layout.parse(layout))
+    assert parsed.unknown == ()
 
 
 OWN = """
@@ -169,11 +173,11 @@ def strange():
 
 
 def test_a_function_of_ones_own_is_read_and_what_is_not_understood_is_named() -> None:
-    found = heard("--module my.own --config mine --training.seq_len 4096", own=OWN)
-    layout = found.launch.layout
+    parsed = heard("--module my.own --config mine --training.seq_len 4096", own=OWN)
+    layout = parsed.launch.layout
     assert (layout.tp, layout.sequence_parallel, layout.micro_batch_seqs, layout.recompute) == (2, False, 4, "none")
-    assert found.launch.job.seq_len == 4096
-    assert found.unknown == ("config.optimizer_hook(3)",)
+    assert parsed.launch.job.seq_len == 4096
+    assert parsed.unknown == ("config.optimizer_hook(3)",)
 
 
 MANY = "def f0():\n    return Trainer.Config(model_spec=model_registry('8B'))\n" + "".join(
@@ -184,7 +188,7 @@ PP = f"{LLAMA} --training.local_batch_size 8 --parallelism.pipeline_parallel_deg
 
 
 @pytest.mark.parametrize(
-    ("flags", "own", "reason"),
+    ("flags", "source", "reason"),
     [
         ("--module llama3", "", "--config"),
         ("--module llama3 --config llama3_9b", "", "llama3_8b"),
@@ -211,18 +215,18 @@ PP = f"{LLAMA} --training.local_batch_size 8 --parallelism.pipeline_parallel_deg
         ("--module llama3 --config llama3_8b_mxfp8", "", "which no recipe here is"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_in_a_line(flags: str, own: str, reason: str) -> None:
-    with pytest.raises(InputError) as told:
-        heard(flags, own=own) if own else heard(flags)
-    assert reason in str(told.value)
+def test_what_cannot_be_read_is_refused_in_a_line(flags: str, source: str, reason: str) -> None:
+    with pytest.raises(InputError) as raised:
+        heard(flags, own=source) if source else heard(flags)
+    assert reason in str(raised.value)
 
 
 def test_experts_outside_a_recipe_of_float8_are_no_recipe() -> None:
-    own = OWN.replace("config.activation_checkpoint = None", "config.model_spec = model_registry('30B-A3B', converters=["
+    source = OWN.replace("config.activation_checkpoint = None", "config.model_spec = model_registry('30B-A3B', converters=["
                       "Float8LinearConverter.Config(filter_fqns=['lm_head'])])").replace("llama3", "qwen3").replace(
                           "qwen3_70b", "qwen3_30b_a3b")  # fmt: skip
     with pytest.raises(InputError, match="with Float8GroupedExpertsConverter where there are experts"):
-        heard("--module own --config mine", own=own)
+        heard("--module own --config mine", own=source)
 
 
 def test_stages_are_dealt_out_as_it_deals_them() -> None:
@@ -256,15 +260,19 @@ def test_flags_of_tyro_are_read_as_they_are_written() -> None:
 
 def test_every_flavour_is_a_model_and_is_found_by_its_sizes() -> None:
     for table in ("torchtitan_models", "torchtitan_toml_models"):
-        for one in list_flavors(table):
-            options = {"model.name": one.name, "model.flavor": one.flavor, "training.seq_len": 2048}
+        for flavor in list_flavors(table):
+            options = {"model.name": flavor.name, "model.flavor": flavor.flavor, "training.seq_len": 2048}
             target = TITAN if table == "torchtitan_models" else get_target("torchtitan-toml")
-            found = target.mappings[0].from_options(_given(options))
-            assert found["model.num_layers"] == one.fields["model.num_layers"]
+            read_fields = target.mappings[0].from_options(_given(options))
+            assert read_fields["model.num_layers"] == flavor.fields["model.num_layers"]
     named = [
         find_flavor("torchtitan_models", load_model(name)) for name in ("llama-3.2-3b", "qwen3-14b", "gpt-oss-120b")
     ]
-    assert [(one.name, one.flavor) for one in named if one] == [("llama3", "3B"), ("qwen3", "14B"), ("gpt_oss", "120b")]
+    assert [(flavor.name, flavor.flavor) for flavor in named if flavor] == [
+        ("llama3", "3B"),
+        ("qwen3", "14B"),
+        ("gpt_oss", "120b"),
+    ]
 
 
 def _given(options: dict[str, object]) -> OptionReader:

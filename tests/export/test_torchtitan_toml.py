@@ -95,15 +95,16 @@ def test_its_published_runs_are_read_and_priced(
     cluster = load_cluster(f"h100:{devices}")
     training = f"seq_len = {seq_len}\nlocal_batch_size = {local}"
     text = file_of("llama3", flavor=flavor, parallelism=parallelism, training=training, recompute=recompute, more=more)
-    found = parse_launch({"run.toml": text}, cluster_machines(cluster))
-    own = found.launch
-    assert found.target.name == "torchtitan-toml"
-    assert str(own.layout) == str(Layout.parse(layout))
-    assert own.job.precision == ("fp8_torchao" if more else "bf16_fp32_reduction")
+    parsed = parse_launch({"run.toml": text}, cluster_machines(cluster))
+    parsed_launch = parsed.launch
+    assert parsed.target.name == "torchtitan-toml"
+    assert str(parsed_launch.layout) == str(Layout.parse(layout))
+    assert parsed_launch.job.precision == ("fp8_torchao" if more else "bf16_fp32_reduction")
     step = estimate(
-        Problem(own.model, with_published_constants(cluster, get_stack("torchtitan")), own.job), own.layout
+        Problem(parsed_launch.model, with_published_constants(cluster, get_stack("torchtitan")), parsed_launch.job),
+        parsed_launch.layout,
     ).step_time_s
-    assert own.job.global_batch_tokens / step / devices == pytest.approx(measured, rel=WITHIN)
+    assert parsed_launch.job.global_batch_tokens / step / devices == pytest.approx(measured, rel=WITHIN)
 
 
 def test_a_command_gives_more_than_the_file() -> None:
@@ -111,8 +112,8 @@ def test_a_command_gives_more_than_the_file() -> None:
     script = (
         'CONFIG_FILE="./run.toml" ./run_train.sh --training.local_batch_size 4 --parallelism.tensor-parallel-degree=2'
     )
-    found = heard(text, **{"start.sh": script})
-    assert (found.launch.layout.tp, found.launch.layout.fsdp, found.launch.layout.micro_batch_seqs) == (2, 32, 4)
+    parsed = heard(text, **{"start.sh": script})
+    assert (parsed.launch.layout.tp, parsed.launch.layout.fsdp, parsed.launch.layout.micro_batch_seqs) == (2, 32, 4)
 
 
 def test_every_other_layer_runs_again_by_default() -> None:
@@ -130,7 +131,7 @@ def test_rings_and_experts_have_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "reason"),
+    ("refused_launch", "reason"),
     [
         (launch("fsdp=32 pp=2", model="qwen3-30b-a3b"), "has no pipeline of qwen3-30b-a3b"),
         (launch("fsdp=32 cp=2", model="gpt-oss-20b"), "has no context parallelism of gpt-oss-20b"),
@@ -142,8 +143,8 @@ def test_rings_and_experts_have_words() -> None:
         (launch("fsdp=64", model="mixtral-8x7b"), "has not the sizes of any model"),
     ],
 )
-def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
-    assert any(reason in text for text in refusals(one, TITAN)), refusals(one, TITAN)
+def test_what_it_does_not_run_is_refused(refused_launch: Launch, reason: str) -> None:
+    assert any(reason in text for text in refusals(refused_launch, TITAN)), refusals(refused_launch, TITAN)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +173,9 @@ def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_in_a_line(text: str, reason: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         parse_launch({"run.toml": text}, Machines(num_devices=64, devices_per_node=8), target="torchtitan-toml")
-    assert reason in str(told.value)
+    assert reason in str(raised.value)
 
 
 def test_options_that_the_release_lacks_are_named() -> None:

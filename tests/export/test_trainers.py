@@ -291,8 +291,8 @@ def test_a_script_of_verl() -> None:
     ],
 )  # fmt: skip
 def test_models_of_the_same_sizes(name: str, model: str | None) -> None:
-    found = hub_model(name)
-    assert (found.name if found else None) == model
+    hub_entry = hub_model(name)
+    assert (hub_entry.name if hub_entry else None) == model
 
 
 TRL = (

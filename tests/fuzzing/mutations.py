@@ -54,19 +54,19 @@ def _mutate_bytes(kind: str, content: bytes, draw: random.Random) -> bytes:
         return draw.choice(WORDS).encode()
     if kind == "json":
         return _mutate_json(content, draw)
-    if kind == "number" and (found := list(re.finditer(rb"-?\d+(\.\d+)?(e[-+]?\d+)?", content[:200_000]))):
-        match = draw.choice(found)
+    if kind == "number" and (matches := list(re.finditer(rb"-?\d+(\.\d+)?(e[-+]?\d+)?", content[:200_000]))):
+        match = draw.choice(matches)
         return content[: match.start()] + draw.choice(NUMBERS).encode() + content[match.end() :]
-    if kind == "word" and (found := list(re.finditer(rb"[A-Za-z_][\w.-]*", content[:200_000]))):
-        match = draw.choice(found)
+    if kind == "word" and (matches := list(re.finditer(rb"[A-Za-z_][\w.-]*", content[:200_000]))):
+        match = draw.choice(matches)
         return content[: match.start()] + draw.choice(WORDS).encode() + content[match.end() :]
     if kind == "line" and b"\n" in content:
         lines = content.split(b"\n")
-        here, there = draw.randrange(len(lines)), draw.randrange(len(lines))
+        source, target = draw.randrange(len(lines)), draw.randrange(len(lines))
         if draw.random() < 0.5:
-            lines.insert(there, lines[here])
+            lines.insert(target, lines[source])
         else:
-            del lines[here]
+            del lines[source]
         return b"\n".join(lines)
     if kind == "cut":
         return content[: draw.randrange(len(content))]
@@ -123,8 +123,8 @@ def mutate_words(words: list[str], draw: random.Random) -> list[str]:
         if place == 0:
             words.append(draw.choice(WORDS))
         elif action < 0.4:
-            found = list(re.finditer(r"\d+(\.\d+)?", words[place]))
-            match = draw.choice(found) if found else None
+            matches = list(re.finditer(r"\d+(\.\d+)?", words[place]))
+            match = draw.choice(matches) if matches else None
             odd = draw.choice(NUMBERS if match else WORDS)
             words[place] = words[place][: match.start()] + odd + words[place][match.end() :] if match else odd
         elif action < 0.6:

@@ -126,7 +126,9 @@ def write_seeds(folder: Path, *, complete: bool = True) -> list[Command]:
         traces = [
             path.relative_to(folder).as_posix() for path in (folder / "run" / "trace").rglob("*") if path.is_file()
         ]
-        commands += [Command(f"trace run {rest}", traces) for rest in ("--bottlenecks", "--out trace.json", "--step 5")]
+        commands += [
+            Command(f"trace run {flags}", traces) for flags in ("--bottlenecks", "--out trace.json", "--step 5")
+        ]
         checkpoint = [
             path.relative_to(folder).as_posix()
             for path in (folder / "run" / "checkpoints").rglob("*.*")
@@ -226,9 +228,9 @@ def _write_weights(folder: Path) -> list[Command]:
         weight_format.write(out, source, ConvertOptions(seq_len=SEQ_LEN))
         files = sorted(path.relative_to(folder).as_posix() for path in out.rglob("*") if path.is_file())
         model = [] if name == "huggingface" else ["--model", "model/config.json"]
-        other = "torchtitan" if name == "huggingface" else "huggingface"
-        lengths = ["--seq-len", "16"] if other == "huggingface" else []
-        words = ["convert", out.name, "--to", other, "--out", "converted", *model, *lengths]
+        target = "torchtitan" if name == "huggingface" else "huggingface"
+        lengths = ["--seq-len", "16"] if target == "huggingface" else []
+        words = ["convert", out.name, "--to", target, "--out", "converted", *model, *lengths]
         commands.append(Command(" ".join(words), files, 3))
     return commands
 

@@ -41,12 +41,12 @@ def public(path: str) -> Any:
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
         try:
-            found: Any = importlib.import_module(".".join(parts[:length]))
+            member: Any = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError:
             continue
         for part in parts[length:]:
-            found = getattr(found, part)
-        return found
+            member = getattr(member, part)
+        return member
     raise AssertionError(f"{path}: no such module")
 
 
@@ -60,15 +60,15 @@ def follow(value: Any, path: list[str]) -> Any:
     if not path:
         return value
     if isinstance(value, Each):
-        return Each(follow(one, path) for one in value)
-    head, rest = path[0], path[1:]
+        return Each(follow(item, path) for item in value)
+    head, remaining = path[0], path[1:]
     if head == "*":
-        return Each(follow(one, rest) for one in value)
+        return Each(follow(item, remaining) for item in value)
     if head.isdigit():
-        return follow(value[int(head)], rest)
+        return follow(value[int(head)], remaining)
     if isinstance(value, Mapping) and head in value:
-        return follow(value[head], rest)
-    return follow(getattr(value, head), rest)
+        return follow(value[head], remaining)
+    return follow(getattr(value, head), remaining)
 
 
 class Run:
@@ -90,14 +90,14 @@ class Run:
 
     def unscaled(self, value: Any, scale: float) -> Any:
         if isinstance(value, list):
-            return [self.unscaled(one, scale) for one in value]
+            return [self.unscaled(item, scale) for item in value]
         return value / scale if scale != 1.0 else value
 
     def reference(self, path: str) -> Any:
-        name, *rest = path.split(".")
+        name, *remaining = path.split(".")
         if name not in self.done:
             self.done[name] = self.call(self.steps[name])
-        return follow(self.done[name], rest)
+        return follow(self.done[name], remaining)
 
     def arguments(self, names: list[str]) -> Iterator[tuple[str, Any]]:
         """Values by name; an input that the case does not have is left to the function's default."""
@@ -112,7 +112,9 @@ class Run:
         function = self.reference(path[1:]) if path.startswith("@") else public(path)
         positional = list(self.arguments(step.get("positional", [])))
         named = {key: dict(self.arguments([name])) for key, name in step.get("named", {}).items()}
-        keywords = [(key, name, value) for key, found in named.items() for name, value in found.items()]
+        keywords = [
+            (key, name, value) for key, named_arguments in named.items() for name, value in named_arguments.items()
+        ]
         lists = [name for name in step.get("each", []) if self.spread(name, positional, keywords)]
         if not lists:
             return self.attempt(step, function, [v for _, v in positional], {k: v for k, _, v in keywords})
@@ -134,12 +136,12 @@ class Run:
 
     def attempt(self, step: Mapping[str, Any], function: Any, positional: list[Any], named: dict[str, Any]) -> Any:
         try:
-            found = function(*positional, **named)
+            returned = function(*positional, **named)
         except InputError as error:
             if not step.get("on_error"):
                 raise
             return type(error).__name__
-        return Each(found) if isinstance(found, Iterator) else found
+        return Each(returned) if isinstance(returned, Iterator) else returned
 
 
 def names_used(adapter: Mapping[str, Any]) -> set[str]:
@@ -149,23 +151,24 @@ def names_used(adapter: Mapping[str, Any]) -> set[str]:
     return {name for name in names if not name.startswith("@")}
 
 
-def agrees(found: Any, expected: Any, rel_tol: float) -> bool:
+def agrees(actual: Any, expected: Any, rel_tol: float) -> bool:
     """Numbers within the tolerance, lists element by element, everything else exactly, as text where text is expected.
 
     A set is compared in order, an array without dims as its element.
     """
-    if isinstance(found, (set, frozenset)):
-        found = sorted(found)
-    if getattr(found, "ndim", None) == 0:
-        found = found.item()
+    if isinstance(actual, (set, frozenset)):
+        actual = sorted(actual)
+    if getattr(actual, "ndim", None) == 0:
+        actual = actual.item()
     if isinstance(expected, bool):
-        return found is expected
+        return actual is expected
     if isinstance(expected, list):
-        return len(found) == len(expected) and all(
-            agrees(one, other, rel_tol) for one, other in zip(found, expected, strict=True)
+        return len(actual) == len(expected) and all(
+            agrees(actual_item, expected_item, rel_tol)
+            for actual_item, expected_item in zip(actual, expected, strict=True)
         )
     if isinstance(expected, str):
-        return str(found) == expected
-    if isinstance(found, bool) or not isinstance(found, Real):
+        return str(actual) == expected
+    if isinstance(actual, bool) or not isinstance(actual, Real):
         return False
-    return math.isclose(float(found), expected, rel_tol=rel_tol)
+    return math.isclose(float(actual), expected, rel_tol=rel_tol)

@@ -16,11 +16,11 @@ EXACT = 1e-6
 def test_case(case: dict[str, Any]) -> None:
     run = Run(tables("adapters.toml")[case["adapter"]], case["inputs"])
     for key, expected in case["expected"].items():
-        found = run.result(key)
-        assert agrees(found, expected, case["rel_tol"]), f"{key}: {found!r}, the source has {expected!r}"
+        actual = run.result(key)
+        assert agrees(actual, expected, case["rel_tol"]), f"{key}: {actual!r}, the source has {expected!r}"
     for key, expected in case.get("exact", {}).items():
-        found = run.result(key)
-        assert agrees(found, expected, EXACT), f"{key}: {found!r}, at full precision it is {expected!r}"
+        actual = run.result(key)
+        assert agrees(actual, expected, EXACT), f"{key}: {actual!r}, at full precision it is {expected!r}"
 
 
 def test_every_case_is_whole() -> None:

@@ -84,14 +84,16 @@ def nanotron(
     step: int, ms: float, tokens_per_s: float, gpus: int = 8, time: str = "elapsed_time_per_iteration_ms"
 ) -> str:
     """nanotron 0.4, trainer.py, train_step_logs and logging.py, LoggerWriter. Later commits say `time_per_iteration_ms`."""
-    said = {
+    logged = {
         "consumed_tokens": step * 1048576, time: ms, "tokens_per_sec": tokens_per_s,
         "tokens_per_sec_per_gpu": tokens_per_s / gpus,
         "global_batch_size": 128, "lm_loss": 7.123456, "lr": 0.0003, "model_tflops_per_gpu": 345.678,
         "hardware_tflops_per_gpu": 350.1, "grad_norm": 1.25, "cuda_max_memory_reserved": 60.25e9,
         "hd_total_memory_tb": 1.9e12,
     }  # fmt: skip
-    fields = " | ".join([f"iteration: {step} / 500", *(f"{tag}: {human_format(value)}" for tag, value in said.items())])
+    fields = " | ".join(
+        [f"iteration: {step} / 500", *(f"{tag}: {human_format(value)}" for tag, value in logged.items())]
+    )
     return f"03/05/2026 09:41:00 [INFO|DP=0|PP=0|TP=0|node-1]: {fields}"
 
 
@@ -110,11 +112,11 @@ def nemo(step: int, seconds: float, loss: float = 8.0, batch: int = 128, memory:
 
 def automodel(step: int, tokens: float) -> str:
     """nemo-automodel 0.7.0, components/loggers/metric_logger.py, MetricsSample.to_dict, of recipes/llm/train_ft.py."""
-    said = {
+    logged = {
         "step": step, "epoch": 0, "timestamp": "2026-05-01T10:00:00.123Z", "loss": 8.0, "grad_norm": 1.25, "lr": 3e-4,
         "mem": 47.5, "tps": tokens * 64, "tps_per_gpu": tokens, "mfu": 40.5, "num_tokens_per_step": 1048576,
     }  # fmt: skip
-    return json.dumps(said)
+    return json.dumps(logged)
 
 
 def maxtext(step: int, seconds: float, tokens: float, loss: float = 8.0, ramp: bool = False) -> str:

@@ -70,7 +70,7 @@ def test_rungs_compute_the_ladders_function_and_move_their_bytes(name: str, rung
     counting = counted_traffic() if rung.uses_triton else counted_operations()
     with counting as counts:
         computed = rung.run(*operands)
-    results = [tuple(one) if isinstance(one, (tuple, list)) else (one,) for one in (computed, expected)]
+    results = [tuple(result) if isinstance(result, (tuple, list)) else (result,) for result in (computed, expected)]
     assert relative_error(*results) < 4e-3
     if rung.name == "compiled":  # it runs as separate operations on a CPU
         return

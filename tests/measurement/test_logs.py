@@ -49,14 +49,14 @@ def read(folder: Path, *lines: str) -> TrainingLog:
 
 
 def test_torchtitan(tmp_path: Path) -> None:
-    found = read(
+    log = read(
         tmp_path, "a banner", torchtitan(1, 2345.6, 12.25), torchtitan_validation(5), torchtitan(10, 6500.2, mfu=None)
     )
-    assert found.format.name == "torchtitan"
-    assert found.steps[0] == LoggedStep(
+    assert log.format.name == "torchtitan"
+    assert log.steps[0] == LoggedStep(
         step=1, tokens_per_s=2346, loss=12.25, tflops=1376.2, mfu=0.3804, memory_bytes=47.31 * GIB
     )  # fmt: skip
-    assert (found.steps[1].tokens_per_s, found.steps[1].mfu, len(found.steps), found.torn) == (6500, None, 2, 0)
+    assert (log.steps[1].tokens_per_s, log.steps[1].mfu, len(log.steps), log.torn) == (6500, None, 2, 0)
 
 
 def test_ranks_in_front_of_the_last_stage_print_no_loss(tmp_path: Path) -> None:
@@ -65,48 +65,48 @@ def test_ranks_in_front_of_the_last_stage_print_no_loss(tmp_path: Path) -> None:
 
 
 def test_megatron(tmp_path: Path) -> None:
-    found = read(
+    log = read(
         tmp_path,
         megatron(10, 1780.25, 9.5),
         megatron_memory(0, 63020.0),
         megatron_memory(3, 63500.5),
         megatron(20, 1700),
     )
-    assert found.format.name == "megatron"
-    assert found.steps[0] == LoggedStep(step=10, step_time_s=1.7802, tflops=498.2, loss=9.5, batch_seqs=128)
-    assert found.memory_bytes == 63500.5 * MIB
+    assert log.format.name == "megatron"
+    assert log.steps[0] == LoggedStep(step=10, step_time_s=1.7802, tflops=498.2, loss=9.5, batch_seqs=128)
+    assert log.memory_bytes == 63500.5 * MIB
     assert read(tmp_path, megatron(10, 1780.0, throughput=False)).steps[0].tflops is None
 
 
 @pytest.mark.parametrize("name", ["elapsed_time_per_iteration_ms", "time_per_iteration_ms"])
 def test_nanotron(tmp_path: Path, name: str) -> None:
-    found = read(
+    log = read(
         tmp_path,
         nanotron(3, 1232.4, 850_812.3, time=name),
         " Memory usage: 5.00MiB. Peak allocated 6.00MiB. Peak reserved: 61234.50MiB",
     )
-    assert found.format.name == "nanotron"
-    assert found.steps[0] == LoggedStep(
+    assert log.format.name == "nanotron"
+    assert log.steps[0] == LoggedStep(
         step=3, step_time_s=pytest.approx(1.23), tokens_per_s=pytest.approx(106e3), loss=pytest.approx(7.12),
         tflops=pytest.approx(346), memory_bytes=pytest.approx(60.2e9),
     )  # fmt: skip
-    assert found.memory_bytes == 61234.5 * MIB
+    assert log.memory_bytes == 61234.5 * MIB
 
 
 def test_nemo(tmp_path: Path) -> None:
-    found = read(tmp_path, nemo(0, 30.0), nemo(7, 8.7684, 11.25, memory=64286097408), nemo(8, 8.5))
-    assert found.format.name == "nemo"
-    assert found.steps[1] == LoggedStep(
+    log = read(tmp_path, nemo(0, 30.0), nemo(7, 8.7684, 11.25, memory=64286097408), nemo(8, 8.5))
+    assert log.format.name == "nemo"
+    assert log.steps[1] == LoggedStep(
         step=7, step_time_s=8.768, loss=11.25, tflops=865.7, batch_seqs=128, memory_bytes=64286097408
     )
-    assert (found.steps[0].step_time_s, found.memory_bytes, found.torn) == (30.0, 64286097408, 0)
+    assert (log.steps[0].step_time_s, log.memory_bytes, log.torn) == (30.0, 64286097408, 0)
 
 
 def test_automodel(tmp_path: Path) -> None:
     """The lines of its training.jsonl: what is held is what is allocated."""
-    found = read(tmp_path, automodel(7, 3276.75), automodel(8, 3276.5))
-    assert (found.format.name, found.format.memory_kind) == ("automodel", "allocated")
-    assert found.steps[0] == LoggedStep(
+    log = read(tmp_path, automodel(7, 3276.75), automodel(8, 3276.5))
+    assert (log.format.name, log.format.memory_kind) == ("automodel", "allocated")
+    assert log.steps[0] == LoggedStep(
         step=7, tokens_per_s=3276.75, batch_tokens=1 << 20, loss=8.0, mfu=0.405, memory_bytes=47.5 * GIB
     )
 
@@ -115,20 +115,20 @@ def test_the_summary_of_transformers(tmp_path: Path) -> None:
     """Numbers of a real run of 8 steps on two processes; releases before 5 printed them without quotes."""
     lines = transformers(2.606, 8, 64)
     for text in ("\n".join(lines), "\n".join(lines).replace("'2.606'", "2.606").replace("'3.07'", "3.07")):
-        found = read(tmp_path, text)
-        assert found.format.name == "transformers"
-        (step,) = found.steps
+        log = read(tmp_path, text)
+        assert log.format.name == "transformers"
+        (step,) = log.steps
         assert (step.step, step.step_time_s, step.loss) == (8, pytest.approx(2.606 / 8), 5.555)
     assert read(tmp_path, *lines, "{'train_runtime': '2.6', 'train_steps_per_second': '0'}").torn == 1
 
 
 def test_maxtext(tmp_path: Path) -> None:
     memory = f"Total estimated memory size: {29.4:.1f} GB, estimated output size: {11.0:.1f} GB, "
-    found = read(tmp_path, memory, maxtext(0, 9.0, 1, ramp=True), maxtext(3, 5.1234, 3198.125, 7.25))
-    assert found.format.name == "maxtext"
-    assert (found.steps[0].step_time_s, found.steps[0].loss) == (None, 8.0)  # of a smaller batch
-    assert found.steps[1] == LoggedStep(step=3, step_time_s=5.123, tokens_per_s=3198.125, tflops=412.346, loss=7.25)
-    assert found.memory_bytes == pytest.approx(29.4 * GIB)
+    log = read(tmp_path, memory, maxtext(0, 9.0, 1, ramp=True), maxtext(3, 5.1234, 3198.125, 7.25))
+    assert log.format.name == "maxtext"
+    assert (log.steps[0].step_time_s, log.steps[0].loss) == (None, 8.0)  # of a smaller batch
+    assert log.steps[1] == LoggedStep(step=3, step_time_s=5.123, tokens_per_s=3198.125, tflops=412.346, loss=7.25)
+    assert log.memory_bytes == pytest.approx(29.4 * GIB)
 
 
 def test_the_metrics_file_of_maxtext(tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_our_own_as_the_trainer_writes_it(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     lines = ['{"schema": "shardwise.log/1"}', own_line(1, 0.5), own_line(2, 9.0, **{INSPECTED: True})]
     written(tmp_path / "run", [*lines, '{"step": 2, "validation_metrics/loss": 6.5}'], "log.jsonl")
-    found = read_training_log([tmp_path / "run"])  # the folder of a run
-    assert found.format.name == "shardwise"
-    assert found.steps[0] == LoggedStep(
+    log = read_training_log([tmp_path / "run"])  # the folder of a run
+    assert log.format.name == "shardwise"
+    assert log.steps[0] == LoggedStep(
         step=1, step_time_s=0.5, tokens_per_s=4096.0, loss=7.0, tflops=pytest.approx(0.004096), mfu=pytest.approx(0.4096),
         batch_tokens=4096,
     )  # fmt: skip
-    assert (found.steps[1].step_time_s, found.steps[1].loss, found.torn) == (None, 7.0, 0)  # one that was watched
+    assert (log.steps[1].step_time_s, log.steps[1].loss, log.torn) == (None, 7.0, 0)  # one that was watched
 
 
 CUT = {
@@ -186,20 +186,20 @@ def test_a_line_that_was_cut_off_is_never_another_number(tmp_path: Path, name: s
 
 def test_torn_lines_are_counted(tmp_path: Path) -> None:
     whole = megatron(20, 1780.0)
-    found = read(tmp_path, megatron(10, 1780.0), whole[: whole.index("1780") + 2], megatron(30, 1780.0))
-    assert ([step.step for step in found.steps], found.torn) == ([10, 30], 1)
+    log = read(tmp_path, megatron(10, 1780.0), whole[: whole.index("1780") + 2], megatron(30, 1780.0))
+    assert ([step.step for step in log.steps], log.torn) == ([10, 30], 1)
 
 
 def test_lines_of_ranks_that_ran_into_each_other(tmp_path: Path) -> None:
-    found = read(
+    log = read(
         tmp_path, torchtitan(10, 6500) + torchtitan(20, 9999), torchtitan(30, 6400)[:150] + torchtitan(30, 6400)[100:]
     )
-    assert [(step.step, step.tokens_per_s) for step in found.steps] == [(10, 6500.0), (30, 6400.0)]
+    assert [(step.step, step.tokens_per_s) for step in log.steps] == [(10, 6500.0), (30, 6400.0)]
 
 
 def test_steps_of_several_ranks_and_of_a_restart_count_once(tmp_path: Path) -> None:
-    found = read(tmp_path, *(torchtitan(step, 6000 + step) for step in (10, 10, 20, 30, 20, 30, 40)))
-    assert [step.step for step in found.steps] == [10, 20, 30, 40]
+    log = read(tmp_path, *(torchtitan(step, 6000 + step) for step in (10, 10, 20, 30, 20, 30, 40)))
+    assert [step.step for step in log.steps] == [10, 20, 30, 40]
     again = read_training_log(
         [written(tmp_path, [torchtitan(10, 6000)], "a"), written(tmp_path, [torchtitan(20, 6001)], "b")]
     )
@@ -243,10 +243,10 @@ def test_a_file_without_a_step_is_refused_in_one_line_and_soon(tmp_path: Path, n
 
 
 def test_other_input_that_is_refused(tmp_path: Path) -> None:
-    one, other = written(tmp_path, [torchtitan(1, 2)], "a"), written(tmp_path, [megatron(1, 2)], "b")
+    titan_log, megatron_log = written(tmp_path, [torchtitan(1, 2)], "a"), written(tmp_path, [megatron(1, 2)], "b")
     for paths, words in (
         ([], "none given"), ([tmp_path / "missing.log"], "cannot read .*missing.log"), ([tmp_path], "a folder without log.jsonl"),
-        ([one, other], "found no step in .*b; a step of torchtitan"),
+        ([titan_log, megatron_log], "found no step in .*b; a step of torchtitan"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
             read_training_log(paths)
@@ -272,16 +272,18 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 def test_the_last_steps_of_too_many_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_STEPS >= 100_000
     monkeypatch.setattr("shardwise.records.logs.training_log.MOST_STEPS", 10)
-    found = read(tmp_path, *(torchtitan(step, 6500, 9 - step / 100) for step in range(1, 31)))
-    assert [step.step for step in found.steps] == list(range(21, 31))
-    assert (found.first.step, found.first.loss) == (1, 8.99)
+    log = read(tmp_path, *(torchtitan(step, 6500, 9 - step / 100) for step in range(1, 31)))
+    assert [step.step for step in log.steps] == list(range(21, 31))
+    assert (log.first.step, log.first.loss) == (1, 8.99)
 
 
 def test_formats_are_told_apart(tmp_path: Path) -> None:
     """A line of one framework is never taken for another's, and neither are its tags."""
     assert CUT.keys() == FORMATS.keys()
     for name, line in CUT.items():
-        assert [one.name for one in FORMATS.values() if one.has_step(line.encode())] == [name] * (line[0] != "{")
+        assert [log_format.name for log_format in FORMATS.values() if log_format.has_step(line.encode())] == [name] * (
+            line[0] != "{"
+        )
         assert read(tmp_path, line).format.name == name
-    own = {name: value for name, value in json.loads(CUT["shardwise"]).items() if name != "num_tokens"}
-    assert read(tmp_path, json.dumps(own)).format.name == "torchtitan"  # which has the other names too
+    without_tokens = {name: value for name, value in json.loads(CUT["shardwise"]).items() if name != "num_tokens"}
+    assert read(tmp_path, json.dumps(without_tokens)).format.name == "torchtitan"  # which has the other names too

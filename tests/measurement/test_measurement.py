@@ -36,10 +36,10 @@ def record(step: int = 1, **changes: object) -> StepRecord:
 
 
 def test_rates_are_those_of_palm() -> None:
-    one = record()
-    assert RATES.tokens_per_s(one) == 2**18
-    assert RATES.mfu(one) == pytest.approx(6e9 * 2**18 / (4 * 1e15))
-    assert RATES.hfu(one) == pytest.approx(4 / 3 * 6e9 * 2**18 / (4 * 1e15))
+    step_record = record()
+    assert RATES.tokens_per_s(step_record) == 2**18
+    assert RATES.mfu(step_record) == pytest.approx(6e9 * 2**18 / (4 * 1e15))
+    assert RATES.hfu(step_record) == pytest.approx(4 / 3 * 6e9 * 2**18 / (4 * 1e15))
     assert RATES.formula() == (
         "MFU = 6 GFLOP/token x tokens/s / (4 x 1 PFLOP/s), the dense bf16 peak of chip; HFU = 1.333 x MFU"
     )
@@ -65,7 +65,7 @@ def test_a_record_has_terms_of_the_estimate_and_times_that_can_be() -> None:
 
 
 @pytest.mark.parametrize(
-    "one",
+    "step_record",
     [
         record(),
         record(auxiliary_loss=0.25, expert_imbalance=1.5),
@@ -73,17 +73,17 @@ def test_a_record_has_terms_of_the_estimate_and_times_that_can_be() -> None:
         record(seconds={}),
     ],
 )
-def test_what_is_logged_is_read_back(tmp_path: Path, one: StepRecord) -> None:
+def test_what_is_logged_is_read_back(tmp_path: Path, step_record: StepRecord) -> None:
     path = tmp_path / "log.jsonl"
     with LogWriter(path) as log:
         log.write({"schema": "shardwise.log/1"})
-        log.write(format_step_line(one, RATES, {"memory/max_rss(GiB)": 1.0}))
+        log.write(format_step_line(step_record, RATES, {"memory/max_rss(GiB)": 1.0}))
         assert len(path.read_text().splitlines()) == 2, "a line is there as soon as it is written"
         log.write({"step": 1, "validation_metrics/loss": 9.5})
-    found = read_log(path)
-    assert found.steps == (one,)
-    assert found.validation == {1: 9.5}
-    assert len(found.headers) == 1
+    run_log = read_log(path)
+    assert run_log.steps == (step_record,)
+    assert run_log.validation == {1: 9.5}
+    assert len(run_log.headers) == 1
 
 
 def test_a_loss_that_is_no_number_is_valid_json_and_read_back(tmp_path: Path) -> None:
@@ -111,13 +111,13 @@ def test_a_torn_last_line_is_not_read_and_steps_are_cut(tmp_path: Path) -> None:
         assert len(read_log(path).steps) == 5 if torn < len(whole.splitlines()[-1]) else 4
     path.write_bytes(whole + b'{"step": 6, "lo\xc3')
     truncate_log(path, 3)
-    found = read_log(path)
-    assert [one.step for one in found.steps] == [1, 2, 3]
-    assert list(found.validation) == [1, 2, 3]
-    assert len(found.headers) == 1
+    run_log = read_log(path)
+    assert [logged.step for logged in run_log.steps] == [1, 2, 3]
+    assert list(run_log.validation) == [1, 2, 3]
+    assert len(run_log.headers) == 1
     with LogWriter(path) as log:
         log.write(format_step_line(record(4), RATES, {}))
-    assert [one.step for one in read_log(path).steps] == [1, 2, 3, 4]
+    assert [logged.step for logged in read_log(path).steps] == [1, 2, 3, 4]
 
 
 def test_damage_elsewhere_is_said_with_its_line(tmp_path: Path) -> None:
@@ -137,19 +137,19 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
         for step, seconds in enumerate((9.0, 2.0, 1.0), start=1):
             log.write(format_step_line(record(step, step_time_s=seconds), RATES, {}))
     data = DataSummary(5.0, None, {"data": SourceUsage(1.0, 0.5, None)})
-    found = summarise_run(read_log(path), RATES, data, log_path="log.jsonl", planned=(1e6, 0.5))
-    assert (found["steps"], found["first_loss"], found["last_loss"]) == (3, 10.0, 10.0 / 3)
-    assert (found["step_time_s"], found["tokens_per_s"], found["seconds"]) == (2.0, 2**19, 12.0)
-    text = summary_text(found)
+    summary = summarise_run(read_log(path), RATES, data, log_path="log.jsonl", planned=(1e6, 0.5))
+    assert (summary["steps"], summary["first_loss"], summary["last_loss"]) == (3, 10.0, 10.0 / 3)
+    assert (summary["step_time_s"], summary["tokens_per_s"], summary["seconds"]) == (2.0, 2**19, 12.0)
+    text = summary_text(summary)
     assert "held out" not in text
-    assert "held out   4.2500 nats per token, 0.7500 below how" in summary_text(found | {"held_out_loss": 4.25})
-    assert "held out   5.2500 nats per token, 0.2500 above how" in summary_text(found | {"held_out_loss": 5.25})
+    assert "held out   4.2500 nats per token, 0.7500 below how" in summary_text(summary | {"held_out_loss": 4.25})
+    assert "held out   5.2500 nats per token, 0.2500 above how" in summary_text(summary | {"held_out_loss": 5.25})
     assert "3 steps, 3,145,728 tokens in 12 s" in text
-    assert found["sources"] == {"data": {"share": 1.0, "epochs": 0.5, "held_out_loss": None}}
+    assert summary["sources"] == {"data": {"share": 1.0, "epochs": 0.5, "held_out_loss": None}}
     code = {"share": 0.3, "epochs": 1.25, "held_out_loss": 4.5}
-    both = summary_text(found | {"sources": found["sources"] | {"code": code}}).splitlines()
-    assert "  code       30% of the sequences, 1.25 epochs, held out 4.5000 nats per token" in both
-    text = summary_text(found | {"held_out_loss": "nan", "mfu": None})
+    lines = summary_text(summary | {"sources": summary["sources"] | {"code": code}}).splitlines()
+    assert "  code       30% of the sequences, 1.25 epochs, held out 4.5000 nats per token" in lines
+    text = summary_text(summary | {"held_out_loss": "nan", "mfu": None})
     assert "nan nats per token, nan below how often each token comes alone: 5.0000 nats per token" in text
     assert "MFU" not in text
 
@@ -163,15 +163,15 @@ def test_the_summary_has_the_checkpoints_beside_the_plan(tmp_path: Path) -> None
                 {"event": "checkpoint", "step": step, "write_s": write_s, "stall_s": stall_s, "num_bytes": 3_000_000}
             )
     data = DataSummary(5.0, None, {})
-    found = summarise_run(read_log(path), RATES, data, log_path="log.jsonl", planned=(2.5e6, 0.5))
-    assert found["checkpoints"] == {
+    summary = summarise_run(read_log(path), RATES, data, log_path="log.jsonl", planned=(2.5e6, 0.5))
+    assert summary["checkpoints"] == {
         "number": 3, "num_bytes": 3e6, "write_s": 0.75, "stall_s": 0.25, "stalled": 0.25, "planned_bytes": 2.5e6,
         "planned_write_s": 0.5,
     }  # fmt: skip
     assert (
         "saved      3 checkpoints of 3 MB, planned 2.5 MB; 750 ms to write, planned 500 ms; training waited 250 ms for each, 25% "
         "of its time"
-    ) in summary_text(found)
+    ) in summary_text(summary)
 
 
 def test_a_folder_is_read_back_and_refused_where_there_is_none(tmp_path: Path) -> None:

@@ -28,20 +28,20 @@ def test_warm_up_and_checkpoints_are_left_out(tmp_path: Path) -> None:
     times = [9000.0, 2500.0, 2100.0, *(2000.0 + n % 3 for n in range(30))]
     times[20] = 3500.0  # a checkpoint
     times[25] = 2120.0  # 6% off, and far outside the others
-    found = of(tmp_path, *(megatron(n, ms) for n, ms in enumerate(times, start=1)))
-    assert (found.num_lines, found.num_warm_up, found.num_outliers, found.num_steady) == (33, 4, 2, 27)
-    assert found.batch_tokens == 128 * 8192
-    assert found.device_s_per_token * found.batch_tokens / 64 == pytest.approx(2.001)
-    assert found.low < found.device_s_per_token < found.high
+    steady = of(tmp_path, *(megatron(n, ms) for n, ms in enumerate(times, start=1)))
+    assert (steady.num_lines, steady.num_warm_up, steady.num_outliers, steady.num_steady) == (33, 4, 2, 27)
+    assert steady.batch_tokens == 128 * 8192
+    assert steady.device_s_per_token * steady.batch_tokens / 64 == pytest.approx(2.001)
+    assert steady.low < steady.device_s_per_token < steady.high
     kept = [ms for ms in times[4:] if ms < 2100]
-    assert found.overhead == pytest.approx(sum(times[4:]) / 29 / (sum(kept) / 27) - 1)
+    assert steady.overhead == pytest.approx(sum(times[4:]) / 29 / (sum(kept) / 27) - 1)
 
 
 def test_the_ramp_of_a_batch_is_left_out(tmp_path: Path) -> None:
     lines = [*(megatron(n, 1000.0, batch=64) for n in range(1, 20)), *(megatron(n, 2000.0) for n in range(20, 30))]
-    found = of(tmp_path, *lines)
-    assert (found.num_other_batch, found.batch_tokens) == (19, 128 * 8192)
-    assert found.device_s_per_token == pytest.approx(2.0 * 64 / (128 * 8192))
+    steady = of(tmp_path, *lines)
+    assert (steady.num_other_batch, steady.batch_tokens) == (19, 128 * 8192)
+    assert steady.device_s_per_token == pytest.approx(2.0 * 64 / (128 * 8192))
 
 
 def test_each_format_gives_the_same_rate(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_each_format_gives_the_same_rate(tmp_path: Path) -> None:
         "nanotron": nanotron(1, seconds * 1e3, rate * 8), "maxtext": maxtext(1, seconds, rate),
     }  # fmt: skip
     for name, line in logs.items():
-        given = None if name in ("torchtitan", "megatron") else batch
-        found = of(tmp_path, line, devices=devices, batch=given)
-        assert 1 / found.device_s_per_token == pytest.approx(rate, rel=3e-3), name
+        batch_tokens = None if name in ("torchtitan", "megatron") else batch
+        steady = of(tmp_path, line, devices=devices, batch=batch_tokens)
+        assert 1 / steady.device_s_per_token == pytest.approx(rate, rel=3e-3), name
 
 
 def test_a_batch_that_is_not_the_logs(tmp_path: Path) -> None:

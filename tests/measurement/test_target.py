@@ -18,8 +18,8 @@ def curve(step: np.ndarray | float) -> np.ndarray:
 @pytest.mark.parametrize("target", [4.0, 3.5, 3.2])
 def test_a_smooth_curve_is_crossed_where_it_crosses(target: float) -> None:
     exact = (6.0 / (target - 2.0)) ** 4
-    found = steps_to_loss(curve(np.arange(1, 5000)), target)
-    assert found == pytest.approx(exact, rel=0.02)
+    num_steps = steps_to_loss(curve(np.arange(1, 5000)), target)
+    assert num_steps == pytest.approx(exact, rel=0.02)
 
 
 def test_noise_of_single_losses_moves_the_crossing_little() -> None:
@@ -27,8 +27,8 @@ def test_noise_of_single_losses_moves_the_crossing_little() -> None:
     drawn = np.random.default_rng(0)
     steps = np.arange(1, 4000)
     exact = (6.0 / 1.2) ** 4
-    found = [steps_to_loss(curve(steps) + drawn.normal(0.0, 0.05, len(steps)), 3.2) for _ in range(50)]
-    ratios = np.array([one for one in found if one is not None]) / exact
+    crossings = [steps_to_loss(curve(steps) + drawn.normal(0.0, 0.05, len(steps)), 3.2) for _ in range(50)]
+    ratios = np.array([crossing for crossing in crossings if crossing is not None]) / exact
     assert len(ratios) == 50
     assert abs(ratios.mean() - 1.0) < 0.02
     assert np.abs(ratios - 1.0).max() < 0.2
@@ -51,9 +51,9 @@ def test_one_step_below_the_loss_does_not_reach_it() -> None:
 def test_losses_that_are_not_finite_are_left_out() -> None:
     whole, holes = curve(np.arange(1, 600)), curve(np.arange(1, 600))
     holes[250] = math.nan
-    found, other = steps_to_loss(whole, 3.3), steps_to_loss(holes, 3.3)
-    assert found is not None
-    assert other == pytest.approx(found, rel=0.01)
+    of_whole, with_holes = steps_to_loss(whole, 3.3), steps_to_loss(holes, 3.3)
+    assert of_whole is not None
+    assert with_holes == pytest.approx(of_whole, rel=0.01)
 
 
 def test_steps_count_from_the_first_and_lie_before_the_one_that_reaches_it() -> None:

@@ -66,15 +66,15 @@ def table(path: Path, lines: Iterable[Row]) -> Path:
     return path
 
 
-def assert_is_of(found: TrainingLog, name: str, medium: str) -> None:
+def assert_is_of(log: TrainingLog, name: str, medium: str) -> None:
     """Every step has what was logged."""
-    assert (found.format.name, found.medium, found.torn, found.by_clock) == (name, medium, 0, False)
-    assert [(step.step, step.loss) for step in found.steps] == [(step, loss_of(step)) for step in STEPS]
-    for step in found.steps[3:]:
+    assert (log.format.name, log.medium, log.torn, log.by_clock) == (name, medium, 0, False)
+    assert [(step.step, step.loss) for step in log.steps] == [(step, loss_of(step)) for step in STEPS]
+    for step in log.steps[3:]:
         assert step.step_time_s == (None if name == "automodel" else SECONDS[step.step])
         assert step.tokens_per_s in (None, pytest.approx(tokens_per_s(step.step), rel=1e-7))
-    assert (found.memory_bytes or 0) == pytest.approx(MEMORY.get(name, 0), rel=1e-7)
-    pace = measure_steady_state(found, DEVICES, SEQ_LEN, BATCH_SEQS * SEQ_LEN).device_s_per_token
+    assert (log.memory_bytes or 0) == pytest.approx(MEMORY.get(name, 0), rel=1e-7)
+    pace = measure_steady_state(log, DEVICES, SEQ_LEN, BATCH_SEQS * SEQ_LEN).device_s_per_token
     middle = sorted(SECONDS[step] for step in STEPS[3:])[8]
     assert pace == pytest.approx(middle * DEVICES / (BATCH_SEQS * SEQ_LEN), rel=1e-6)
 
@@ -86,8 +86,8 @@ def test_event_files_as_their_writers_left_them(name: str) -> None:
 
 
 def test_scalars_that_are_tensors() -> None:
-    found = read_training_log([FOLDER / "tensors"])
-    assert [(step.loss, step.step_time_s) for step in found.steps] == [(loss_of(step), SECONDS[step]) for step in STEPS]
+    log = read_training_log([FOLDER / "tensors"])
+    assert [(step.loss, step.step_time_s) for step in log.steps] == [(loss_of(step), SECONDS[step]) for step in STEPS]
 
 
 def test_a_file_of_wandb_that_was_never_uploaded() -> None:
@@ -107,9 +107,9 @@ def test_an_exported_chart(tmp_path: Path) -> None:
     path = tmp_path / "chart.csv"
     head = '"Step","llama - a - iteration-time","llama - a - iteration-time__MIN","llama - a - iteration-time__MAX"\n'
     path.write_text(head + "".join(f'"{step}","{SECONDS[step]}","1","99"\n' for step in STEPS))
-    found = read_training_log([path])
-    assert [(step.step, step.step_time_s) for step in found.steps] == list(SECONDS.items())
-    assert found.format.name == "megatron"
+    log = read_training_log([path])
+    assert [(step.step, step.step_time_s) for step in log.steps] == list(SECONDS.items())
+    assert log.format.name == "megatron"
     path.write_text('"Step","b - iteration-time","llama - a - iteration-time"\n1,2,3\n')
     with pytest.raises(InputError, match=r"chart.csv is of 2 runs \(b, llama - a\); an export of one"):
         read_training_log([path])
@@ -125,17 +125,17 @@ def test_what_is_not_finite_was_not_logged(tmp_path: Path) -> None:
     def broken(step: int) -> Row:
         return {"iteration-time": ["NaN", "Infinity", "-1", "0", ""][step % 5], "lm loss": "NaN"} if step > 10 else {}
 
-    found = read_training_log([table(tmp_path / "history.csv", rows("megatron", broken))])
-    assert [step.step_time_s for step in found.steps] == [SECONDS[step] if step <= 10 else None for step in STEPS]
-    assert [step.loss for step in found.steps][10:] == [None] * 10
+    log = read_training_log([table(tmp_path / "history.csv", rows("megatron", broken))])
+    assert [step.step_time_s for step in log.steps] == [SECONDS[step] if step <= 10 else None for step in STEPS]
+    assert [step.loss for step in log.steps][10:] == [None] * 10
 
 
 def test_times_by_the_clock_where_no_step_says_its_own(tmp_path: Path) -> None:
     """Megatron-LM logs none without --log-timers-to-tensorboard. Every fifth step is logged, the last one twice."""
     lines = [row for row in rows("megatron", lambda step: {"iteration-time": ""}) if row["_step"] in (5, 10, 15, 20)]
-    found = read_training_log([table(tmp_path / "history.csv", [*lines, lines[-1]])])
-    assert found.by_clock
-    assert [(step.step, step.step_time_s) for step in found.steps] == [(5, None), (10, 2.5), (15, 2.5), (20, 2.5)]
+    log = read_training_log([table(tmp_path / "history.csv", [*lines, lines[-1]])])
+    assert log.by_clock
+    assert [(step.step, step.step_time_s) for step in log.steps] == [(5, None), (10, 2.5), (15, 2.5), (20, 2.5)]
     (step,) = read_training_log([table(tmp_path / "history.csv", lines[:1])]).steps
     assert step.step_time_s is None
 
@@ -145,8 +145,8 @@ def test_a_run_that_was_started_again(tmp_path: Path) -> None:
     whole = FILES["megatron"].read_bytes()
     (tmp_path / "events.out.tfevents.1.host").write_bytes(whole[: len(whole) * 2 // 3])
     (tmp_path / "events.out.tfevents.2.host").write_bytes(whole)
-    found = read_training_log([tmp_path])
-    assert ([step.step for step in found.steps], found.torn) == (STEPS, 1)
+    log = read_training_log([tmp_path])
+    assert ([step.step for step in log.steps], log.torn) == (STEPS, 1)
 
 
 def test_folders_of_trackers(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_a_file_that_is_cut_off_has_the_steps_before(tmp_path: Path, name: str) 
     full = list(points(FILES[name], ALL_TAGS))
     for length in range(0, len(whole), len(whole) // 150):
         path.write_bytes(whole[:length])
-        found = [point for point in points(path, ALL_TAGS) if point]
-        assert found == full[: len(found)]
+        read_points = [point for point in points(path, ALL_TAGS) if point]
+        assert read_points == full[: len(read_points)]
     path.write_bytes(whole[: len(whole) - 5])
     assert list(points(path, ALL_TAGS))[-1] is None
     path.write_bytes(whole[:100])
@@ -261,18 +261,18 @@ def test_tables_that_are_refused(tmp_path: Path, text: str, words: str) -> None:
 def test_a_row_that_was_cut_off_is_counted(tmp_path: Path) -> None:
     path = table(tmp_path / "history.csv", rows("megatron"))
     path.write_text(path.read_text()[:-60])
-    found = read_training_log([path])
-    assert (len(found.steps), found.torn) == (19, 1)
+    log = read_training_log([path])
+    assert (len(log.steps), log.torn) == (19, 1)
 
 
 def test_a_kind_of_file_after_another(tmp_path: Path) -> None:
     """Event files of a framework and its exported history are of one run; those of two frameworks are not."""
-    both = read_training_log([FOLDER / "megatron", table(tmp_path / "history.csv", rows("megatron"))])
-    assert len(both.steps) == 20
+    log = read_training_log([FOLDER / "megatron", table(tmp_path / "history.csv", rows("megatron"))])
+    assert len(log.steps) == 20
     with pytest.raises(InputError, match=r"found no step in .*nemo; a step of Megatron-LM, as the file before it"):
         read_training_log([FOLDER / "megatron", FOLDER / "nemo"])
 
 
 def test_the_documents_name_every_tag_that_is_read() -> None:
     text = (Path(__file__).parents[2] / "docs" / "calibrating.md").read_text(encoding="utf-8")
-    assert [tag for one in FORMATS.values() for tag in one.tags if f"`{tag}`" not in text] == []
+    assert [tag for log_format in FORMATS.values() for tag in log_format.tags if f"`{tag}`" not in text] == []

@@ -82,7 +82,9 @@ def automodel(step: int) -> Logged:
     }  # fmt: skip
 
 
-LOGGED: Mapping[str, Any] = {one.__name__: one for one in (torchtitan, megatron, nemo, maxtext, nanotron, automodel)}
+LOGGED: Mapping[str, Any] = {
+    logger.__name__: logger for logger in (torchtitan, megatron, nemo, maxtext, nanotron, automodel)
+}
 OF_TENSORBOARD = ("torchtitan", "megatron", "nemo", "maxtext")
 
 

@@ -37,7 +37,7 @@ PRICE = "def price(count, each):\n    if count < 0:\n        return 0\n    retur
 
 
 def changes(source: str) -> set[tuple[str, str]]:
-    return {(one.before, one.after) for one in mutations(textwrap.dedent(source))}
+    return {(mutation.before, mutation.after) for mutation in mutations(textwrap.dedent(source))}
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_what_an_expression_may_become(source: str, expected: set[tuple[str, str
 
 def test_what_a_caller_cannot_notice_is_left_alone() -> None:
     """No type, docstring, message or annotation; the guard, the default and what is returned."""
-    found = mutations(SOURCE)
-    assert {one.line for one in found} == {10, 12, 14}
-    assert all(compiles(one.applied(SOURCE)) for one in found)
-    assert {one.mutated_line(SOURCE) for one in found} == {
+    all_mutations = mutations(SOURCE)
+    assert {mutation.line for mutation in all_mutations} == {10, 12, 14}
+    assert all(compiles(mutation.applied(SOURCE)) for mutation in all_mutations)
+    assert {mutation.mutated_line(SOURCE) for mutation in all_mutations} == {
         "def charged(seqs: int | None, rate: float = 1.0) -> float:", "if (seqs is not None):", "if False:",
         "return max((seqs / rate), 1.0)", "return max(seqs * rate, 2.0)", "return max(seqs * rate)", "return max(1.0)",
     }  # fmt: skip
@@ -86,8 +86,8 @@ def test_what_a_caller_cannot_notice_is_left_alone() -> None:
 
 def test_places_are_bytes_whatever_stands_before_them() -> None:
     source = "x = 'é·é' if a < b else 'ü'\n"
-    (one,) = (one for one in mutations(source) if one.before == "a < b")
-    assert one.applied(source) == "x = 'é·é' if (a <= b) else 'ü'\n"
+    (mutation,) = (mutation for mutation in mutations(source) if mutation.before == "a < b")
+    assert mutation.applied(source) == "x = 'é·é' if (a <= b) else 'ü'\n"
 
 
 def written(folder: Path) -> Path:
@@ -130,7 +130,7 @@ def tree(served: Tree) -> Tree:
 
 def test_survivors_are_found_in_a_copy_of_the_tree(repository: Path, tree: Tree) -> None:
     """Three of something at two each are tested, and not what is never sold: of two mutants one lives."""
-    chosen = {one.mutated_line: one for one in drawn(repository / PACKAGE, 100, seed=1)}
+    chosen = {mutant.mutated_line: mutant for mutant in drawn(repository / PACKAGE, 100, seed=1)}
     assert set(chosen) == {"if (count <= 0):", "if count < 1:", "if False:", "return 1", "return (count / each)"}
     lived = tree.judge(chosen["if False:"], limit_s=600.0)
     assert (lived.outcome, lived.file, lived.line, lived.test) == ("lived", "pipeline/price.py", 2, "")
@@ -149,10 +149,10 @@ def test_a_run_goes_on_where_it_stopped(
     def judge(tree: Tree, mutant: Mutant, limit_s: float, killer: str = "") -> Outcome:
         assert limit_s == mutants.LIMIT_S
         ran.append(mutant)
-        own = mutant.mutation
-        outcome = "lived" if own.line == 2 else "died"
+        mutation = mutant.mutation
+        outcome = "lived" if mutation.line == 2 else "died"
         return Outcome(
-            file=mutant.file, line=own.line, before=own.before, after=own.after, mutated_line=mutant.mutated_line,
+            file=mutant.file, line=mutation.line, before=mutation.before, after=mutation.after, mutated_line=mutant.mutated_line,
             outcome=outcome, seconds=1.0, nth=mutant.nth,
         )  # fmt: skip
 
@@ -165,12 +165,12 @@ def test_a_run_goes_on_where_it_stopped(
     first.close()
     with out.open("a") as file:
         file.write('{"file": "schedule/pri')
-    found = list(judged(chosen, [tree], out, again=False))
-    assert (found[:2], ran) == (stopped, chosen)
-    assert list(judged(chosen, [tree], out, again=False)) == found
+    outcomes = list(judged(chosen, [tree], out, again=False))
+    assert (outcomes[:2], ran) == (stopped, chosen)
+    assert list(judged(chosen, [tree], out, again=False)) == outcomes
     assert ran == chosen
-    assert list(judged(chosen, [tree], out, again=True)) == found
-    assert ran == chosen + [one for one in chosen if one.mutation.line == 2]
+    assert list(judged(chosen, [tree], out, again=True)) == outcomes
+    assert ran == chosen + [mutant for mutant in chosen if mutant.mutation.line == 2]
     assert "5/5 " in capsys.readouterr().err
     # a line that has changed since is another mutant
     (repository / PACKAGE / "pipeline/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
@@ -214,8 +214,11 @@ def test_equal_lines_of_a_file_are_two_mutants(repository: Path) -> None:
     twice = PRICE + PRICE.replace("price", "cost")
     (repository / PACKAGE / "pipeline/price.py").write_text(twice)
     chosen = drawn(repository / PACKAGE, 100, seed=1)
-    assert len({one.key for one in chosen}) == len(chosen) == 10
-    assert {(one.nth, one.mutation.line) for one in chosen if one.mutated_line == "if False:"} == {(0, 2), (1, 6)}
+    assert len({mutant.key for mutant in chosen}) == len(chosen) == 10
+    assert {(mutant.nth, mutant.mutation.line) for mutant in chosen if mutant.mutated_line == "if False:"} == {
+        (0, 2),
+        (1, 6),
+    }
 
 
 def test_tests_that_fail_without_a_mutant_are_no_judges(repository: Path, tree: Tree) -> None:
@@ -229,7 +232,7 @@ def test_a_mutant_with_which_no_test_is_loaded_has_died(repository: Path, tree: 
     """The fixtures of a folder may read the package: no test of it runs then."""
     conftest = tree.folder / "tests/unit/conftest.py"
     conftest.write_text("from shardwise.pipeline.price import price\n\nassert price(3, 2) == 6\n")
-    chosen = {one.mutated_line: one for one in drawn(repository / PACKAGE, 100, seed=1)}
+    chosen = {mutant.mutated_line: mutant for mutant in drawn(repository / PACKAGE, 100, seed=1)}
     try:
         died = tree.judge(chosen["return (count / each)"], limit_s=600.0)
         assert (died.outcome, died.test) == ("died", "ERROR tests/unit/schedule/test_price.py")
@@ -271,8 +274,8 @@ def test_the_report_says_why_each_survivor_lives(tmp_path: Path) -> None:
         for after, line in (("False", "if False:"), ("(count <= 0)", "if (count <= 0):"))
     ]
     died = [
-        Outcome(file="a.py", line=1, before="1", after="2", mutated_line="2", outcome=one, seconds=1.0)
-        for one in ("died", "hung")
+        Outcome(file="a.py", line=1, before="1", after="2", mutated_line="2", outcome=outcome, seconds=1.0)
+        for outcome in ("died", "hung")
     ]
     text = report([*lived, *died], read_reasons(reasons))
     head, first, _, unknown, second, _, known = text.splitlines()
@@ -303,8 +306,8 @@ def test_tests_that_import_a_module_are_run_first(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    found = files_of_tests("pipeline/price.py", tmp_path)
-    assert [Path(one).stem for one in found] == ["test_b", "test_c", "test_a", "test_d"]
+    files = files_of_tests("pipeline/price.py", tmp_path)
+    assert [Path(file).stem for file in files] == ["test_b", "test_c", "test_a", "test_d"]
 
 
 def test_each_file_of_the_package_has_a_room() -> None:
@@ -319,7 +322,7 @@ def test_each_file_of_the_package_has_a_room() -> None:
     assert room_of("values/symbolic.py") == "values/symbolic.py"
     assert room_of("present/verbs/planning.py") == "present"
     for room, tests in ROOMS.items():
-        assert [one for one in tests if not (repository / "tests" / one).exists()] == [], room
-    for one, reason in read_reasons(mutants.REASONS).items():
-        assert (repository / PACKAGE / one[0]).exists()
+        assert [test for test in tests if not (repository / "tests" / test).exists()] == [], room
+    for place, reason in read_reasons(mutants.REASONS).items():
+        assert (repository / PACKAGE / place[0]).exists()
         assert reason

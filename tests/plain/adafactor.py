@@ -17,23 +17,27 @@ class Adafactor(torch.optim.Optimizer):
     """Of a model's parameters by name; `vectors`, such as biases of experts, do not decay."""
 
     def __init__(
-        self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], given: Mapping[str, float]
+        self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], changes: Mapping[str, float]
     ) -> None:
         super().__init__(list(named.values()), {"lr": 1.0})
-        values, plain = {**VALUES, **given}, {id(one) for one in vectors}
+        values, plain = {**VALUES, **changes}, {id(vector) for vector in vectors}
         self.parts: list[tuple[torch.Tensor, torch.nn.Parameter, tuple[int, ...], int]] = []
         decays: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
-        for name, one in named.items():
+        for name, weight in named.items():
             stack, rows = {**DIMS, **TABLES}.get(name.rpartition(".")[2].removeprefix("block_"), (None, None))
-            shape = (1, one.numel()) if rows is None else (-1, one.shape[stack:rows].numel(), one.shape[rows:].numel())
-            for place, part in enumerate(one.detach().view(shape)):
-                own = torch.nn.Parameter(part)
-                self.parts.append((one, own, shape, place))
-                decays[id(one) not in plain].append(own)
+            shape = (
+                (1, weight.numel())
+                if rows is None
+                else (-1, weight.shape[stack:rows].numel(), weight.shape[rows:].numel())
+            )
+            for place, part in enumerate(weight.detach().view(shape)):
+                slice_parameter = torch.nn.Parameter(part)
+                self.parts.append((weight, slice_parameter, shape, place))
+                decays[id(weight) not in plain].append(slice_parameter)
         groups = [
-            {"params": found, "weight_decay": values["weight_decay"] if decay else 0.0}
-            for decay, found in decays.items()
-            if found
+            {"params": parameters, "weight_decay": values["weight_decay"] if decay else 0.0}
+            for decay, parameters in decays.items()
+            if parameters
         ]
         self.judge = torch.optim.Adafactor(
             groups, beta2_decay=values["beta2_decay"], eps=(values["epsilon1"], values["epsilon2"]), d=values["clip"],
@@ -44,6 +48,6 @@ class Adafactor(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         for group in self.judge.param_groups:
             group["lr"] = self.param_groups[0]["lr"]
-        for one, own, shape, place in self.parts:
-            own.grad = one.grad.view(shape)[place].clone()
+        for weight, slice_parameter, shape, place in self.parts:
+            slice_parameter.grad = weight.grad.view(shape)[place].clone()
         self.judge.step()

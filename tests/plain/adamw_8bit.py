@@ -22,7 +22,7 @@ def table(signed: bool) -> np.ndarray:
     for fraction_bits in range(7):
         edges = np.linspace(0.1, 1.0, 2 ** (fraction_bits + (0 if signed else 1)) + 1)
         sizes += list((edges[:-1] + edges[1:]) / 2 * 10.0 ** (fraction_bits - 6))
-    return np.array(sorted([0.0, 1.0, *sizes, *([-one for one in sizes] if signed else [])]), np.float32)
+    return np.array(sorted([0.0, 1.0, *sizes, *([-size for size in sizes] if signed else [])]), np.float32)
 
 
 TABLES = {signed: table(signed) for signed in (True, False)}
@@ -55,17 +55,19 @@ class AdamW8bit(BesideAdamW):
         self,
         named: Mapping[str, torch.nn.Parameter],
         vectors: Iterable[Any],
-        given: Mapping[str, float],
+        changes: Mapping[str, float],
         parts: int = 1,
     ) -> None:
         vectors = list(vectors)
-        plain = {id(one) for one in vectors}
-        self.matrices = [one for one in named.values() if id(one) not in plain]
-        super().__init__(named.values(), self.matrices, vectors, given)
+        plain = {id(vector) for vector in vectors}
+        self.matrices = [weight for weight in named.values() if id(weight) not in plain]
+        super().__init__(named.values(), self.matrices, vectors, changes)
         self.parts = parts
         # of a matrix a moment with and one without a sign: codes and scales, part by part
         self.moments = {
-            (one, signed): self.coded(np.zeros(one.numel()), signed) for one in self.matrices for signed in TABLES
+            (weight, signed): self.coded(np.zeros(weight.numel()), signed)
+            for weight in self.matrices
+            for signed in TABLES
         }
 
     def coded(self, values: np.ndarray, signed: bool) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -75,11 +77,11 @@ class AdamW8bit(BesideAdamW):
         values = self.values
         for weight in self.matrices:
             gradient = weight.grad.numpy().reshape(-1)
-            found = []
+            moments = []
             for signed, beta, of in ((True, values["beta1"], gradient), (False, values["beta2"], gradient**2)):
                 old = np.concatenate([decoded(*part, signed=signed) for part in self.moments[weight, signed]])
                 new = beta * old.astype(np.float64) + (1.0 - beta) * of
-                found.append(new / (1.0 - beta**self.num_steps))  # before it is coded
+                moments.append(new / (1.0 - beta**self.num_steps))  # before it is coded
                 self.moments[weight, signed] = self.coded(new, signed)
-            step = torch.from_numpy(found[0] / (np.sqrt(found[1]) + values["epsilon"])).view_as(weight)
+            step = torch.from_numpy(moments[0] / (np.sqrt(moments[1]) + values["epsilon"])).view_as(weight)
             weight.mul_(1.0 - rate * values["weight_decay"]).sub_(rate * step)

@@ -43,8 +43,8 @@ def _in_steps(
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if numerics.attention_scale is None else numerics.attention_scale
     scores = cap(query @ key.transpose(-1, -2) * scale, numerics.attention_cap)
-    seen = scores.new_ones(scores.shape[-2:]).tril().bool() if mask is None else mask
-    scores = scores.masked_fill(~seen, float("-inf"))
+    visible = scores.new_ones(scores.shape[-2:]).tril().bool() if mask is None else mask
+    scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks.flatten()[:, None, None].expand(*scores.shape[:-1], 1)), dim=-1)
     shares = scores.softmax(dim=-1, dtype=at_least_fp32(scores.dtype))[..., : key.shape[-2]]

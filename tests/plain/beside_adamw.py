@@ -14,21 +14,23 @@ class BesideAdamW(torch.optim.Optimizer, ABC):
     `vectors` without decay. `values` are those of recipes."""
 
     def __init__(
-        self, named: Iterable[Any], own: Iterable[Any], vectors: Iterable[Any], values: Mapping[str, float]
+        self, named: Iterable[Any], updated: Iterable[Any], vectors: Iterable[Any], values: Mapping[str, float]
     ) -> None:
         self.values = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, **values}
-        own, plain = list(own), {id(one) for one in vectors}
-        known, others = {id(one) for one in own}, ([], [])
-        for one in named:
-            if id(one) not in known:
-                others[id(one) in plain].append(one)
+        updated, plain = list(updated), {id(vector) for vector in vectors}
+        known, adamw_parameters = {id(weight) for weight in updated}, ([], [])
+        for weight in named:
+            if id(weight) not in known:
+                adamw_parameters[id(weight) in plain].append(weight)
         decays = self.values["weight_decay"], 0.0
         groups = [
-            {"params": found, "weight_decay": decay} for found, decay in zip(others, decays, strict=True) if found
+            {"params": parameters, "weight_decay": decay}
+            for parameters, decay in zip(adamw_parameters, decays, strict=True)
+            if parameters
         ]
         betas = self.values["beta1"], self.values["beta2"]
         self.adamw = torch.optim.AdamW(groups, betas=betas, eps=self.values["epsilon"]) if groups else None
-        super().__init__(own, {"lr": 1.0})
+        super().__init__(updated, {"lr": 1.0})
         self.num_steps = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -27,11 +27,15 @@ class NormedUnit(UnitModule):
         self.architecture, self.numerics = architecture, numerics
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        weight, epsilon, offset = self.own(f"{name}.weight"), self.numerics.norm_epsilon, self.numerics.norm_offset
+        weight, epsilon, offset = (
+            self.parameter(f"{name}.weight"),
+            self.numerics.norm_epsilon,
+            self.numerics.norm_offset,
+        )
         if self.architecture.norm == "layer":
-            return layer_norm(x, weight, self.if_any(f"{name}.bias"), epsilon, offset)
+            return layer_norm(x, weight, self.optional_parameter(f"{name}.bias"), epsilon, offset)
         y = rms_norm(x, weight, epsilon, offset)
-        bias = self.if_any(f"{name}.bias")
+        bias = self.optional_parameter(f"{name}.bias")
         return y if bias is None else y + bias
 
 
@@ -83,7 +87,7 @@ class Block(NormedUnit):
     def attention(self, y: Tensor, angles: Rotation | None, mask: Tensor | None) -> Tensor:
         latent = self.architecture.kv_lora_rank
         q, k, v = latent_heads(self, y, angles, self.numerics) if latent else self.heads(y, angles)
-        attended = attend(q, k, v, mask, self.numerics, self.if_any("sinks"))
+        attended = attend(q, k, v, mask, self.numerics, self.optional_parameter("sinks"))
         return self.collected(attended, "wo", "attention_out.bias")
 
     def heads(self, y: Tensor, angles: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +98,7 @@ class Block(NormedUnit):
         return (q, k, v) if angles is None else (rotate(q, angles), rotate(k, angles), v)
 
     def normed(self, x: Tensor, name: str) -> Tensor:
-        weight = self.if_any(f"{name}_norm.weight")
+        weight = self.optional_parameter(f"{name}_norm.weight")
         return x if weight is None else rms_norm(x, weight, self.numerics.norm_epsilon, self.numerics.norm_offset)
 
     def feed_forward(self, y: Tensor) -> tuple[Tensor, Routing | None]:
@@ -109,7 +113,7 @@ class Block(NormedUnit):
 
     def shared(self, y: Tensor) -> Tensor:
         out = self.collected(self.activated(y, "shared_gate", "shared_up", "", ""), "shared_down", "")
-        weight = self.if_any("shared_expert_gate")
+        weight = self.optional_parameter("shared_expert_gate")
         return out if weight is None else out * torch.sigmoid(y @ weight)[..., None]
 
     def activated(self, y: Tensor, gate: str, up: str, gate_bias: str, up_bias: str) -> Tensor:
@@ -118,20 +122,24 @@ class Block(NormedUnit):
 
     def projected(self, x: Tensor, weight: str, bias: str) -> Tensor:
         """x by a weight [*out, D], with its bias and its low-rank adapter where it has them."""
-        out = project(x, self.own(weight), self.if_any(bias))
-        down = self.if_any(f"{weight}.lora_a")
-        return out if down is None else out + spread(project(x, down), self.own(f"{weight}.lora_b"))
+        out = project(x, self.parameter(weight), self.optional_parameter(bias))
+        down = self.optional_parameter(f"{weight}.lora_a")
+        return out if down is None else out + spread(project(x, down), self.parameter(f"{weight}.lora_b"))
 
     def collected(self, x: Tensor, weight: str, bias: str) -> Tensor:
         """x [B, T, *in] by a weight [*in, D], likewise."""
-        out = collect(x, self.own(weight), self.if_any(bias))
-        down = self.if_any(f"{weight}.lora_a")
-        return out if down is None else out + spread(x.flatten(2) @ down.flatten(1).t(), self.own(f"{weight}.lora_b"))
+        out = collect(x, self.parameter(weight), self.optional_parameter(bias))
+        down = self.optional_parameter(f"{weight}.lora_a")
+        return (
+            out
+            if down is None
+            else out + spread(x.flatten(2) @ down.flatten(1).t(), self.parameter(f"{weight}.lora_b"))
+        )
 
     def experts(self, y: Tensor) -> tuple[Tensor, Routing]:
         """Each token through the experts that the router chooses."""
         rows = y.flatten(0, 1)
-        logits, bias = rows @ self.own("router"), self.if_any("router_logits.bias")
+        logits, bias = rows @ self.parameter("router"), self.optional_parameter("router_logits.bias")
         routing = route(
             logits if bias is None else logits + bias,
             self.architecture.experts_per_token,
@@ -140,6 +148,6 @@ class Block(NormedUnit):
             gating=self.numerics.gating,
             capacity=self.capacity,
         )
-        biases = (self.if_any(f"experts_{part}.bias") for part in ("gate", "up", "down"))
-        weights = self.if_any("experts_gate"), self.own("experts_up"), self.own("experts_down")
+        biases = (self.optional_parameter(f"experts_{part}.bias") for part in ("gate", "up", "down"))
+        weights = self.optional_parameter("experts_gate"), self.parameter("experts_up"), self.parameter("experts_down")
         return Experts(self.architecture.mlp, *weights, *biases)(rows, routing).view_as(y), routing

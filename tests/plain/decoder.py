@@ -48,10 +48,10 @@ class Embedding(NormedUnit):
         super().__init__("embedding", architecture, numerics)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        x = F.embedding(ids, self.own("embedding"))
+        x = F.embedding(ids, self.parameter("embedding"))
         if self.numerics.embedding_scale != 1.0:
             x = x * self.numerics.embedding_scale
-        table = self.if_any("position_embedding")
+        table = self.optional_parameter("position_embedding")
         if table is not None:
             x = x + F.embedding(positions, table)
         return self.norm(x, "embedding_norm") if self.architecture.embedding_norm else x
@@ -61,21 +61,21 @@ class Head(NormedUnit):
     """Hidden states to logits and the loss; a tied head is lent the embedding's weight [V, D]."""
 
     def __init__(self, architecture: Architecture, numerics: Numerics) -> None:
-        lent = frozenset({"head"}) if architecture.tied_embeddings else frozenset()
-        super().__init__("head", architecture, numerics, lent)
+        borrowed = frozenset({"head"}) if architecture.tied_embeddings else frozenset()
+        super().__init__("head", architecture, numerics, borrowed)
 
-    def logits(self, x: Tensor, lent: Tensor | None) -> Tensor:
+    def logits(self, x: Tensor, tied_weight: Tensor | None) -> Tensor:
         """[B, T, V], in float32 at least."""
-        logits = F.linear(self.norm(x, "final_norm"), self.weight(lent))
+        logits = F.linear(self.norm(x, "final_norm"), self.weight(tied_weight))
         return cap(logits.to(at_least_fp32(logits.dtype)), self.numerics.logit_cap)
 
-    def forward(self, x: Tensor, targets: Tensor, num_targets: int | Tensor, lent: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, targets: Tensor, num_targets: int | Tensor, tied_weight: Tensor | None) -> Tensor:
         """Cross-entropy added up over the targets and divided by those of the whole step."""
         y, limit = self.norm(x, "final_norm").flatten(0, 1), self.numerics.logit_cap
-        return applied(HeadLoss, y, self.weight(lent), targets.flatten(), limit, 1.0 / num_targets)
+        return applied(HeadLoss, y, self.weight(tied_weight), targets.flatten(), limit, 1.0 / num_targets)
 
-    def weight(self, lent: Tensor | None) -> Tensor:
-        return self.own("head") if lent is None else lent
+    def weight(self, tied_weight: Tensor | None) -> Tensor:
+        return self.parameter("head") if tied_weight is None else tied_weight
 
 
 class Predict(Block):
@@ -86,15 +86,15 @@ class Predict(Block):
         NormedUnit.__init__(self, unit, architecture, numerics, frozenset(borrowed_weights(architecture, unit)))
         self.keep_balanced()
 
-    def own(self, weight: str) -> Tensor:
-        return super().own(weight if attribute_name(weight) in self.weights else f"block.{weight}")
+    def parameter(self, weight: str) -> Tensor:
+        return super().parameter(weight if attribute_name(weight) in self.weights else f"block.{weight}")
 
-    def if_any(self, weight: str) -> Tensor | None:
-        found = super().if_any(weight)
-        return super().if_any(f"block.{weight}") if found is None else found
+    def optional_parameter(self, weight: str) -> Tensor | None:
+        direct = super().optional_parameter(weight)
+        return super().optional_parameter(f"block.{weight}") if direct is None else direct
 
     def forward(self, h: Tensor, embedded: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
-        of_embedded, of_hidden = self.own("pair_projection").split(h.shape[-1], dim=1)
+        of_embedded, of_hidden = self.parameter("pair_projection").split(h.shape[-1], dim=1)
         pair = self.norm(h, "hidden_norm") @ of_hidden.t() + self.norm(embedded, "embedding_norm") @ of_embedded.t()
         return super().forward(pair, angles, mask)
 
@@ -129,7 +129,9 @@ class Decoder(nn.Module):
         x, routings = self.hidden(ids, document_ids)
         further = list(self.further(x, ids, targets, num_targets, document_ids))
         routings += tuple(routing for _, routing in further if routing is not None)
-        return Output(self.head(x, targets, num_targets, self.lent()), routings, tuple(loss for loss, _ in further))
+        return Output(
+            self.head(x, targets, num_targets, self.tied_weight()), routings, tuple(loss for loss, _ in further)
+        )
 
     def further(
         self, h: Tensor, ids: Tensor, targets: Tensor, num_targets: int | Tensor, document_ids: Tensor | None
@@ -144,16 +146,20 @@ class Decoder(nn.Module):
             ahead = [*range(depth, ids.shape[1]), *[ids.shape[1] - 1] * depth]
             (sight,) = self.sights([self.architecture.num_layers + depth - 1], ids, positions, document_ids, h.dtype)
             h, routing = module(h, self.embedding(ids[:, ahead], positions), *sight)
-            of_same = torch.stack([targets[:, one : one + length] != IGNORED for one in range(depth + 1)]).all(dim=0)
-            wanted = torch.where(of_same, targets[:, depth:], IGNORED)
-            logits = module.logits(h[:, :length], self.head.weight(self.lent()))
-            loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum")
+            of_same = torch.stack([targets[:, start : start + length] != IGNORED for start in range(depth + 1)]).all(
+                dim=0
+            )
+            targets_of_module = torch.where(of_same, targets[:, depth:], IGNORED)
+            logits = module.logits(h[:, :length], self.head.weight(self.tied_weight()))
+            loss = F.cross_entropy(
+                logits.flatten(0, 1), targets_of_module.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
             yield loss / num_targets, routing
 
     def logits(self, ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """[B, T, V], in float32 at least."""
         x, _ = self.hidden(ids, document_ids)
-        return self.head.logits(x, self.lent())
+        return self.head.logits(x, self.tied_weight())
 
     def hidden(self, ids: Tensor, document_ids: Tensor | None) -> tuple[Tensor, tuple[Routing, ...]]:
         """The last layer's hidden states [B, T, D], and what the routers did."""
@@ -188,9 +194,9 @@ class Decoder(nn.Module):
         local = self.numerics.local_rotary
         return self.numerics.rotary if local is None or self.architecture.attention_window(layer) is None else local
 
-    def lent(self) -> Tensor | None:
+    def tied_weight(self) -> Tensor | None:
         """The embedding's weight, where the head is tied to it."""
-        return self.embedding.own("embedding") if self.architecture.tied_embeddings else None
+        return self.embedding.parameter("embedding") if self.architecture.tied_embeddings else None
 
 
 def build(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Decoder:

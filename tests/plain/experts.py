@@ -73,11 +73,11 @@ def auxiliary_loss(routings: Iterable[Routing], whole: Callable[[Tensor], Tensor
     without layers of experts. Source: Fedus et al. 2021 (Switch Transformer), equation 4; for more than one choice as
     Megatron-Core has it.
     """
-    each = list(routings)
-    if not each:
+    all_routings = list(routings)
+    if not all_routings:
         return None
-    probabilities = torch.stack([routing.probabilities for routing in each])
-    counts = torch.stack([routing.counts for routing in each]).to(probabilities.dtype)
+    probabilities = torch.stack([routing.probabilities for routing in all_routings])
+    counts = torch.stack([routing.counts for routing in all_routings]).to(probabilities.dtype)
     counts, probabilities = whole(torch.stack((counts, probabilities))).unbind()
     # every token's probabilities add up to one, and every row of a token is counted once
     shares, means = (sums / sums.detach().sum(dim=-1, keepdim=True) for sums in (counts, probabilities))
@@ -137,15 +137,20 @@ class Experts:
     def in_turn(self, x: Tensor, counts: Tensor) -> Tensor:
         """The same, one expert after the other."""
         parts = torch.split_with_sizes(x, counts.tolist())
-        return torch.cat([self.one(part, *own) for part, own in zip(parts, self.each(len(parts)), strict=True)])
+        return torch.cat(
+            [
+                self.run_expert(part, *weights)
+                for part, weights in zip(parts, self.weights_by_expert(len(parts)), strict=True)
+            ]
+        )
 
-    def each(self, num_experts: int) -> Iterable[tuple[Tensor | None, ...]]:
+    def weights_by_expert(self, num_experts: int) -> Iterable[tuple[Tensor | None, ...]]:
         """The weights of each expert in turn; unbound at once, so that their gradients are put together once."""
-        held = (self.gate, self.gate_bias, self.up, self.up_bias, self.down, self.down_bias)
+        stacked = (self.gate, self.gate_bias, self.up, self.up_bias, self.down, self.down_bias)
         nothing = (None,) * num_experts
-        return zip(*(nothing if weight is None else weight.unbind(0) for weight in held), strict=True)
+        return zip(*(nothing if weight is None else weight.unbind(0) for weight in stacked), strict=True)
 
-    def one(self, x: Tensor, *weights: Tensor | None) -> Tensor:
+    def run_expert(self, x: Tensor, *weights: Tensor | None) -> Tensor:
         """One expert's rows."""
         gate, gate_bias, up, up_bias, down, down_bias = weights
         assert up is not None

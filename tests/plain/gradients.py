@@ -86,11 +86,15 @@ class RMSNorm(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
         width, fine = weight.numel(), scale.dtype
-        rows, given, factors = x.reshape(-1, width).to(fine), dy.reshape(-1, width).to(fine), weight.flatten().to(fine)
-        products = given * rows
+        rows, dy_rows, factors = (
+            x.reshape(-1, width).to(fine),
+            dy.reshape(-1, width).to(fine),
+            weight.flatten().to(fine),
+        )
+        products = dy_rows * rows
         dweight = (scale.t() @ products).to(weight.dtype).view(weight.shape)
         shared = (products @ factors)[:, None] * scale.square().div_(width)
-        dx = torch.mul(given, factors, out=products).addcmul_(rows, shared, value=-1.0).mul_(scale)
+        dx = torch.mul(dy_rows, factors, out=products).addcmul_(rows, shared, value=-1.0).mul_(scale)
         return dx.to(x.dtype).view(x.shape), dweight, None
 
 
@@ -142,8 +146,8 @@ class HeadLoss(Function):
         logits = F.linear(x, weight)
         rows = max(-(-len(logits) // MOST_PARTS), LEAST_LOGITS // logits.shape[-1], 1)
         loss = torch.zeros((), dtype=at_least_fp32(x.dtype), device=x.device)
-        for part, wanted in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True):
-            loss += _loss_of(part, wanted, limit, scale, replace=any(ctx.needs_input_grad))
+        for part, part_targets in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True):
+            loss += _loss_of(part, part_targets, limit, scale, replace=any(ctx.needs_input_grad))
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, logits)
         return loss
 

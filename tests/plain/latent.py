@@ -18,19 +18,19 @@ def latent_heads(
 
     Of a head's H dims the last R are rotary; those of the keys are one for all heads.
     """
-    source = y if unit.if_any("w_q_down") is None else _latent(unit, y, "q", numerics)
-    rotary = _placed(project(source, unit.own("w_q_rotary")), angles)
-    q = torch.cat((project(source, unit.own("w_q_plain")), rotary), dim=-1)
+    source = y if unit.optional_parameter("w_q_down") is None else _latent(unit, y, "q", numerics)
+    rotary = _placed(project(source, unit.parameter("w_q_rotary")), angles)
+    q = torch.cat((project(source, unit.parameter("w_q_plain")), rotary), dim=-1)
     latent = _latent(unit, y, "kv", numerics)
-    shared = _placed(project(y, unit.own("w_k_rotary")), angles)
-    plain = project(latent, unit.own("w_k_up"))
+    shared = _placed(project(y, unit.parameter("w_k_rotary")), angles)
+    plain = project(latent, unit.parameter("w_k_up"))
     k = torch.cat((plain, shared[:, :, None].expand(-1, -1, plain.shape[2], -1)), dim=-1)
-    return q, k, project(latent, unit.own("w_v_up"))
+    return q, k, project(latent, unit.parameter("w_v_up"))
 
 
 def _latent(unit: UnitModule, y: Tensor, name: str, numerics: Numerics) -> Tensor:
-    weight = unit.own(f"{name}_latent_norm.weight")
-    return rms_norm(project(y, unit.own(f"w_{name}_down")), weight, numerics.norm_epsilon, numerics.norm_offset)
+    weight = unit.parameter(f"{name}_latent_norm.weight")
+    return rms_norm(project(y, unit.parameter(f"w_{name}_down")), weight, numerics.norm_epsilon, numerics.norm_offset)
 
 
 def _placed(x: Tensor, angles: Rotation | None) -> Tensor:

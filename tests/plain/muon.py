@@ -38,12 +38,12 @@ class Muon(BesideAdamW):
     """Of a model's parameters by name: the matrices of its blocks by Muon, all else by AdamW, whose vectors do not decay."""
 
     def __init__(
-        self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], given: Mapping[str, float]
+        self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], changes: Mapping[str, float]
     ) -> None:
         last = {name: name.rpartition(".")[2].removeprefix("block_") for name in named}
-        self.matrices = {one: DIMS[last[name]] for name, one in named.items() if last[name] in DIMS}
-        super().__init__(named.values(), self.matrices, vectors, {"momentum": 0.95, "nesterov": 1.0, **given})
-        self.momentum = {one: torch.zeros_like(one) for one in self.matrices}
+        self.matrices = {weight: DIMS[last[name]] for name, weight in named.items() if last[name] in DIMS}
+        super().__init__(named.values(), self.matrices, vectors, {"momentum": 0.95, "nesterov": 1.0, **changes})
+        self.momentum = {weight: torch.zeros_like(weight) for weight in self.matrices}
 
     def update(self, rate: float) -> None:
         momentum, decay = self.values["momentum"], self.values["weight_decay"]
@@ -51,6 +51,6 @@ class Muon(BesideAdamW):
             average = self.momentum[weight].lerp_(weight.grad, 1.0 - momentum)
             ahead = weight.grad.lerp(average, momentum) if self.values["nesterov"] else average
             front = ahead.reshape(-1, ahead.shape[stack:rows].numel(), ahead.shape[rows:].numel())
-            made = torch.stack([orthogonal(one) for one in front])
-            size = 0.2 * max(made.shape[1:]) ** 0.5
-            weight.mul_(1.0 - rate * decay).sub_(rate * size * made.view_as(weight))
+            directions = torch.stack([orthogonal(matrix) for matrix in front])
+            size = 0.2 * max(directions.shape[1:]) ** 0.5
+            weight.mul_(1.0 - rate * decay).sub_(rate * size * directions.view_as(weight))

@@ -31,21 +31,21 @@ def mask_of(ids: Tensor, window: int | None, document_ids: Tensor | None) -> Ten
         return None
     places = torch.arange(length, device=ids.device)
     distance = places[:, None] - places[None, :]
-    seen = (distance >= 0) & (distance < reach)
+    visible = (distance >= 0) & (distance < reach)
     if document_ids is None:
-        return seen
-    return (seen & (document_ids[:, :, None] == document_ids[:, None, :]))[:, None]
+        return visible
+    return (visible & (document_ids[:, :, None] == document_ids[:, None, :]))[:, None]
 
 
 def frequencies(head_dim: int, rotary: Rotary, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Angle of each pair of a head per position, [H/2]."""
     half = int(head_dim * rotary.part) // 2
-    found = rotary.base ** (-torch.arange(half, dtype=dtype, device=device) / half)
+    angles = rotary.base ** (-torch.arange(half, dtype=dtype, device=device) / half)
     if not rotary.original_positions:
-        return found / rotary.factor
-    turns = rotary.original_positions * found / (2.0 * math.pi)
+        return angles / rotary.factor
+    turns = rotary.original_positions * angles / (2.0 * math.pi)
     kept = ((turns - rotary.low) / (rotary.high - rotary.low)).clamp(0.0, 1.0)
-    return found * (kept + (1.0 - kept) / rotary.factor)
+    return angles * (kept + (1.0 - kept) / rotary.factor)
 
 
 def rotation(positions: Tensor, head_dim: int, rotary: Rotary, dtype: torch.dtype) -> Rotation:
@@ -59,6 +59,6 @@ def rotate(x: Tensor, angles: Rotation) -> Tensor:
     """x [B, T, ..., H] with the first half of each head turned against the second; of a head with more dims than two for each
     angle, of the first ones alone."""
     cos, sin = (table.reshape(*table.shape[:-1], *(1,) * (x.dim() - 3), table.shape[-1]) for table in angles)
-    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    turned, unturned = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     first, second = turned.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos, rest), dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos, unturned), dim=-1)

@@ -27,27 +27,29 @@ class Shampoo(Muon):
     """Of a model's parameters by name: the matrices of its blocks by Shampoo, all else by AdamW, whose vectors do not decay."""
 
     def __init__(
-        self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], given: Mapping[str, float]
+        self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], changes: Mapping[str, float]
     ) -> None:
-        super().__init__(named, vectors, {"damping": 1e-4, "precondition_every": 10, **given})
+        super().__init__(named, vectors, {"damping": 1e-4, "precondition_every": 10, **changes})
         self.state_of = dict[tuple[int, int], dict[str, torch.Tensor]]()
 
     def preconditioned(self, key: tuple[int, int], gradient: torch.Tensor) -> torch.Tensor:
         """One matrix's gradient, with the averages and inverse roots that are kept under a key."""
-        own = self.state_of.setdefault(key, {})
+        state = self.state_of.setdefault(key, {})
         beta = self.values["beta2"]
         for side, product in (("left", gradient @ gradient.T), ("right", gradient.T @ gradient)):
-            average = own.get(side, torch.zeros_like(product)).mul(beta) + product * (1.0 - beta)
-            own[side] = average
+            average = state.get(side, torch.zeros_like(product)).mul(beta) + product * (1.0 - beta)
+            state[side] = average
             if self.num_steps % self.values["precondition_every"] == 1 or self.values["precondition_every"] == 1:
-                own[f"{side} root"] = inverse_root(average / (1.0 - beta**self.num_steps), self.values["damping"])
-        found = own["left root"] @ gradient @ own["right root"]
-        return found / found.square().mean().sqrt() if gradient.any() else found
+                state[f"{side} root"] = inverse_root(average / (1.0 - beta**self.num_steps), self.values["damping"])
+        direction = state["left root"] @ gradient @ state["right root"]
+        return direction / direction.square().mean().sqrt() if gradient.any() else direction
 
     def update(self, rate: float) -> None:
         beta, decay = self.values["beta1"], self.values["weight_decay"]
         for number, (weight, (stack, rows)) in enumerate(self.matrices.items()):
             front = weight.grad.reshape(-1, weight.shape[stack:rows].numel(), weight.shape[rows:].numel())
-            made = torch.stack([self.preconditioned((number, place), one) for place, one in enumerate(front)])
-            average = self.momentum[weight].lerp_(made.view_as(weight), 1.0 - beta)
+            directions = torch.stack(
+                [self.preconditioned((number, place), matrix) for place, matrix in enumerate(front)]
+            )
+            average = self.momentum[weight].lerp_(directions.view_as(weight), 1.0 - beta)
             weight.mul_(1.0 - rate * decay).sub_(rate / (1.0 - beta**self.num_steps) * average)

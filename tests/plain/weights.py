@@ -34,14 +34,14 @@ class UnitModule(nn.Module):
             values = torch.empty([sizes[dim] for dim in weight.dims])
             self.register_parameter(name, nn.Parameter(values, requires_grad=not program.tensors[weight.name].frozen))
 
-    def own(self, weight: str) -> Tensor:
+    def parameter(self, weight: str) -> Tensor:
         """A weight by its name in the program."""
-        found: Tensor = getattr(self, attribute_name(weight))
-        return found
+        stored: Tensor = getattr(self, attribute_name(weight))
+        return stored
 
-    def if_any(self, weight: str) -> Tensor | None:
+    def optional_parameter(self, weight: str) -> Tensor | None:
         """The same of a weight that a structure may lack."""
-        return self.own(weight) if attribute_name(weight) in self.weights else None
+        return self.parameter(weight) if attribute_name(weight) in self.weights else None
 
 
 def parameter_weights(model: nn.Module) -> dict[str, Weight]:

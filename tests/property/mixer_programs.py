@@ -153,6 +153,6 @@ class MixerCase:
 
 @lru_cache(maxsize=64)
 def _run_on_one_device(case: MixerCase) -> UnitStepResult:
-    one = Mesh(tuple((axis, 1) for axis in AXES))
+    single_device = Mesh(tuple((axis, 1) for axis in AXES))
     unit = derive_unit("whole", case.program, ShardingScheme.unsharded(case.architecture.structure))
-    return run_step(unit, one, case.sizes, *case.inputs())
+    return run_step(unit, single_device, case.sizes, *case.inputs())

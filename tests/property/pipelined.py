@@ -142,8 +142,8 @@ class _Pipeline:
             for weight, gradient in unit.gradients.items():
                 key = gradient, unit.backward.specs[gradient]
                 for micro_batch in range(1, self.case.num_micro_batches):
-                    other = self.devices[prefix or name, micro_batch].live_shards[key]
-                    first.live_shards[key] = [a + b for a, b in zip(first.live_shards[key], other, strict=True)]
+                    shards = self.devices[prefix or name, micro_batch].live_shards[key]
+                    first.live_shards[key] = [a + b for a, b in zip(first.live_shards[key], shards, strict=True)]
                 gradients[prefix + weight] = first.gather_array(*key)
             if name == "head":
                 first.live_shards["loss", loss_spec(unit)] = [sum(parts) for parts in zip(*self.losses, strict=True)]

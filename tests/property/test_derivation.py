@@ -293,7 +293,7 @@ def test_every_collective_is_needed(name: str) -> None:
     check(case)
     tried = [(label, noticed(case, change)) for label, change in corruptions(case, lambda step: ())]
     assert len(tried) >= 10
-    assert [label for label, found in tried if not found] == []
+    assert [label for label, was_noticed in tried if not was_noticed] == []
 
 
 @pytest.mark.thinned(2)
@@ -301,7 +301,7 @@ def test_every_collective_is_needed(name: str) -> None:
 def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
     """Each device keeps its own summand: every shape stays right, so only the numbers can tell."""
 
-    def alone(step: CollectiveStep) -> tuple[ProgramStep, ...]:
+    def without_sum(step: CollectiveStep) -> tuple[ProgramStep, ...]:
         if step.collective.kind is not CollectiveKind.ALL_REDUCE:
             return (step,)
         return (dataclasses.replace(step, collective=dataclasses.replace(step.collective, axes=())),)
@@ -309,11 +309,11 @@ def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
     case = CORRUPTED[name]
     tried = [
         (label, noticed(case, change))
-        for label, change in corruptions(case, alone)
+        for label, change in corruptions(case, without_sum)
         if f": {CollectiveKind.ALL_REDUCE}_" in label
     ]
     assert tried
-    assert [label for label, found in tried if not found] == []
+    assert [label for label, was_noticed in tried if not was_noticed] == []
 
 
 def test_a_collective_that_is_not_counted_is_noticed() -> None:
@@ -331,7 +331,7 @@ def test_a_collective_that_is_not_counted_is_noticed() -> None:
 
 def test_the_cases_cover_every_kind_of_collective() -> None:
     """Between them the layouts above use every collective but a pipeline's, over each axis that splits something."""
-    seen = {
+    collectives = {
         key
         for case in LAYOUTS.values()
         for unit in derive_units(case.scheme).values()
@@ -339,12 +339,12 @@ def test_the_cases_cover_every_kind_of_collective() -> None:
         for counts in nonzero(derived_traffic(unit, case.mesh, case.sizes, case.num_micro_batches)).values()
         for key in counts
     }
-    assert {kind for kind, _ in seen} >= {
+    assert {kind for kind, _ in collectives} >= {
         CollectiveKind.ALL_GATHER,
         CollectiveKind.REDUCE_SCATTER,
         CollectiveKind.ALL_REDUCE,
     }
-    assert {axis for _, axes in seen for axis in axes} == {"dp", "fsdp", "cp", "tp_kv", "tp_rep"}
+    assert {axis for _, axes in collectives for axis in axes} == {"dp", "fsdp", "cp", "tp_kv", "tp_rep"}
 
 
 def test_sequence_parallelism_changes_what_moves() -> None:

@@ -95,7 +95,7 @@ CHAINS = (
 def einsum_of_text(text: str) -> tuple[str, list[str]]:
     """The subscripts and the dims of the result: without `->` the dims that occur once."""
     before, _, after = text.partition("->")
-    operands = [dims_of(found) for found in TENSOR.findall(before)]
+    operands = [dims_of(match) for match in TENSOR.findall(before)]
     every = [dim for dims in operands for dim in dims]
     result = dims_of(TENSOR.findall(after)[0]) if after else [dim for dim in every if every.count(dim) == 1]
     letters = dict(zip(dict.fromkeys(every), "abcdefghijklmnopqrstuvwxyz", strict=False))
@@ -109,12 +109,12 @@ def dims_of(inside: str) -> list[str]:
 
 def sizes_of(text: str) -> dict[str, int]:
     """Sizes that every mesh here divides, not all of them alike."""
-    dims = dict.fromkeys(dim for found in TENSOR.findall(text) for dim in dims_of(found))
+    dims = dict.fromkeys(dim for match in TENSOR.findall(text) for dim in dims_of(match))
     return {dim: 6 * (1 + index % 2) for index, dim in enumerate(dims)}
 
 
-def by_bytes(made: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
-    values = SymbolValues(dict(made.mesh.axes))
+def by_bytes(sharded: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
+    values = SymbolValues(dict(sharded.mesh.axes))
 
     @lru_cache
     def collective(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
@@ -124,31 +124,33 @@ def by_bytes(made: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
 
 
 def executed(
-    made: ShardedExpression, program: ShardedProgram, wholes: list[NDArray[np.float64]]
+    sharded: ShardedExpression, program: ShardedProgram, wholes: list[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """The result that the devices hold together, every device's copy checked against the first one's."""
-    devices = VirtualDevices(made.mesh, made.sizes)
-    for name, whole in zip(made.names, wholes, strict=True):
-        devices.scatter_array(name, made.operands[made.names.index(name)], whole)
+    devices = VirtualDevices(sharded.mesh, sharded.sizes)
+    for name, whole in zip(sharded.names, wholes, strict=True):
+        devices.scatter_array(name, sharded.operands[sharded.names.index(name)], whole)
     devices.run(program.program, program.steps)
-    end = program.specs[made.result_name]
+    end = program.specs[sharded.result_name]
     assert not end.partial
-    whole = devices.gather_array(made.result_name, end)
-    for coordinate, shard in zip(devices.coordinates, devices.live_shards[made.result_name, end], strict=True):
+    whole = devices.gather_array(sharded.result_name, end)
+    for coordinate, shard in zip(devices.coordinates, devices.live_shards[sharded.result_name, end], strict=True):
         np.testing.assert_allclose(shard, devices.local_part(whole, end, coordinate), rtol=1e-9, atol=1e-9)
     return whole
 
 
 def check(text: str, mesh: Mapping[str, int], sizes: Mapping[str, int]) -> None:
     """Both programs give the einsum of the text, and the result's sharding is the one asked for."""
-    made = shard_expression(parse_expression(text), Mesh.of(mesh), sizes)
-    solution = solve_expression(made, by_bytes)
+    sharded = shard_expression(parse_expression(text), Mesh.of(mesh), sizes)
+    solution = solve_expression(sharded, by_bytes)
     subscripts, dims = einsum_of_text(text)
     rng = np.random.default_rng(0)
-    wholes = [rng.standard_normal([sizes[dim] for dim in spec.dims]) for spec in made.operands]
+    wholes = [rng.standard_normal([sizes[dim] for dim in spec.dims]) for spec in sharded.operands]
     expected = np.einsum(subscripts, *wholes, optimize=True)
-    programs = [(made, derive_by_cases(made))]
-    programs += [(solution.expression, strategy_program(solution.expression, found)) for found in solution.strategies]
+    programs = [(sharded, derive_by_cases(sharded))]
+    programs += [
+        (solution.expression, strategy_program(solution.expression, strategy)) for strategy in solution.strategies
+    ]
     for on, program in programs:
         assert list(program.specs[on.result_name].dims) == dims
         assert on.goal is None or program.specs[on.result_name] == on.goal
@@ -170,11 +172,11 @@ def products(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
     )
     count = draw(st.integers(1, 4))
     operands = [draw(st.lists(st.sampled_from("BIJKL"), max_size=3, unique=True)) for _ in range(count)]
-    held = list(dict.fromkeys(dim for dims in operands for dim in dims))
+    operand_dims = list(dict.fromkeys(dim for dims in operands for dim in dims))
     texts = [tensor(draw, name, dims, mesh, partial=True) for name, dims in zip("PQRS", operands, strict=False)]
     text = " * ".join(texts)
     if draw(st.booleans()):
-        kept = draw(st.lists(st.sampled_from(held), unique=True, max_size=4)) if held else []
+        kept = draw(st.lists(st.sampled_from(operand_dims), unique=True, max_size=4)) if operand_dims else []
         text += f" -> Out{tensor(draw, '', kept, mesh, partial=False)}"
     return text, mesh
 
@@ -197,13 +199,13 @@ def test_any_product_gives_the_einsum_of_its_text(case: tuple[str, dict[str, int
 def test_running_a_program_finds_a_misreading() -> None:
     """A program that sums the batch dim, as a chain multiplied pair by pair would, is held against the text."""
     text = "Q[B_X, T, H] * K[B_X, S, H] * V[B_X, S, E] -> O[B_X, T, E]"
-    made = shard_expression(parse_expression(text), Mesh.of({"X": 2}), sizes_of(text))
-    q, k, v = made.operands
+    sharded = shard_expression(parse_expression(text), Mesh.of({"X": 2}), sizes_of(text))
+    q, k, v = sharded.operands
     misread = replace(
-        made, operands=(q.rename_dims({"B": "B'"}), k.rename_dims({"B": "B'"}), v), sizes={**made.sizes, "B'": 6}
+        sharded, operands=(q.rename_dims({"B": "B'"}), k.rename_dims({"B": "B'"}), v), sizes={**sharded.sizes, "B'": 6}
     )
     assert run_product(misread, derive_by_cases(misread), "numpy").max_relative_error > 0.1
-    assert run_product(made, derive_by_cases(made), "numpy").max_relative_error < 1e-12
+    assert run_product(sharded, derive_by_cases(sharded), "numpy").max_relative_error < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_flops_of_chains_by_hand(text: str, sizes: dict[str, int], flops: float)
 
 def test_the_cheapest_strategy_counts_the_flops_of_its_program() -> None:
     for text in CHAINS:
-        made = shard_expression(parse_expression(text), Mesh.of({"X": 3, "Y": 2}), sizes_of(text))
-        found = solve_expression(made, by_bytes)
-        report = price_product(made, None)
-        assert found.strategies[0].cost[1] == report.best.flops_per_device, text
+        sharded = shard_expression(parse_expression(text), Mesh.of({"X": 3, "Y": 2}), sizes_of(text))
+        solution = solve_expression(sharded, by_bytes)
+        report = price_product(sharded, None)
+        assert solution.strategies[0].cost[1] == report.best.flops_per_device, text

@@ -51,9 +51,9 @@ JOB = ["h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]
 
 def block(section: str, language: str) -> str:
     """The first block of code of a language in a section of the page."""
-    found = re.search(rf"^## {section}\n.*?^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-    assert found, f"{section} shows no {language}"
-    return found.group(1)
+    match = re.search(rf"^## {section}\n.*?^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    assert match, f"{section} shows no {language}"
+    return match.group(1)
 
 
 def entry(section: str, names: dict[str, Any]) -> tuple[str, Any]:
@@ -64,12 +64,12 @@ def entry(section: str, names: dict[str, Any]) -> tuple[str, Any]:
 
 def test_a_stack_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It can be planned with, has what is usual of its kind, and runs that name it are of it."""
-    ((name, given),) = tomllib.loads(block("A software stack", "toml")).items()
-    table = {name: given, **stacks._stack_tables()}
+    ((name, entry_fields),) = tomllib.loads(block("A software stack", "toml")).items()
+    table = {name: entry_fields, **stacks._stack_tables()}
     monkeypatch.setattr(stacks, "_stack_tables", lambda: table)
-    kind = published_constants.published_calibration("h100", stacks.get_stack(given["kind"]))
-    own = published_constants.published_calibration("h100", stacks.get_stack(name))
-    assert (own.constants, own.spread) == (kind.constants, kind.spread)
+    kind = published_constants.published_calibration("h100", stacks.get_stack(entry_fields["kind"]))
+    calibration = published_constants.published_calibration("h100", stacks.get_stack(name))
+    assert (calibration.constants, calibration.spread) == (kind.constants, kind.spread)
     assert stacks.match_stack("My-Trainer 1.2 (my-fork of Megatron)").name == name
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--stack", name]) == 0
     assert f"predicted for {name}" in capsys.readouterr().out
@@ -139,10 +139,10 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's policy, where it says: before the one that keeps least."""
     name, value = entry("A recompute policy", vars(recompute_policies))
     assert name not in recompute_policies.POLICIES
-    least = recompute_policies.POLICIES["full"]
+    full_policy = recompute_policies.POLICIES["full"]
     monkeypatch.delitem(recompute_policies.POLICIES, "full")
     monkeypatch.setitem(recompute_policies.POLICIES, name, value)
-    monkeypatch.setitem(recompute_policies.POLICIES, "full", least)
+    monkeypatch.setitem(recompute_policies.POLICIES, "full", full_policy)
     return name
 
 
@@ -157,8 +157,8 @@ def test_a_policy_is_one_entry(policy: str) -> None:
     assert Choices().recompute == ("none", "selective", policy, "full")
     assert check(Case(fsdp=2, tp_kv=2, cp=2, zero_stage=3, sequence_parallel=True, recompute=policy)) is None
     between = [priced(name) for name in ("none", "selective", policy, "full")]
-    kept = [found.memory["activations"] for found in between]
-    again = [found.time["recompute"] for found in between]
+    kept = [estimated.memory["activations"] for estimated in between]
+    again = [estimated.time["recompute"] for estimated in between]
     assert kept == sorted(kept, reverse=True)
     assert again == sorted(again)
     assert len(set(kept)) == len(set(again)) == 4
@@ -170,14 +170,14 @@ def test_the_engine_runs_it(policy: str) -> None:
         name="small", num_layers=2, d_model=8, d_ff=12, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=11
     )
     weights, ids = initial_weights(architecture, 0, torch.float64), torch.arange(10).view(2, 5)
-    found = {}
+    gradients = {}
     for name in ("none", policy):
         executor = Executor(weights, name)
         passes = executor.model.forward(batch_of(ids, ids), ids.numel(), trains=True)
         executor.model.backward(passes)
-        found[name] = executor.gradients.found
-    assert found["none"].keys() == found[policy].keys()
-    assert all(torch.equal(gradient, found[policy][name]) for name, gradient in found["none"].items())
+        gradients[name] = executor.gradients.computed
+    assert gradients["none"].keys() == gradients[policy].keys()
+    assert all(torch.equal(gradient, gradients[policy][name]) for name, gradient in gradients["none"].items())
     block = executor.model.layers[1].unit
     assert block.unit.saved.keys() == {"x", "attended", "lse"}
 
@@ -260,15 +260,19 @@ def test_a_schedule_is_one_file(schedule: str, capsys: pytest.CaptureFixture[str
     model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
     job = Job(global_batch_tokens=2**18, seq_len=4096)
     plain = Layout(dp=2, pp=4, schedule="1f1b")
-    own = replace(plain, schedule=schedule)
-    times = [estimate(Problem(model, cluster, job), layout).time["bubble"] for layout in (plain, own)]
-    held = [stage_memories(Problem(model, cluster, job), layout)[0]["activations"] for layout in (plain, own)]
+    with_schedule = replace(plain, schedule=schedule)
+    times = [estimate(Problem(model, cluster, job), layout).time["bubble"] for layout in (plain, with_schedule)]
+    activation_bytes = [
+        stage_memories(Problem(model, cluster, job), layout)[0]["activations"] for layout in (plain, with_schedule)
+    ]
     assert times[0] == times[1]
-    assert held[1] / held[0] == pytest.approx(7 / 4)
-    (staged,) = violations(model, job, 8, replace(own, num_virtual_stages=2))
+    assert activation_bytes[1] / activation_bytes[0] == pytest.approx(7 / 4)
+    (staged,) = violations(model, job, 8, replace(with_schedule, num_virtual_stages=2))
     assert staged.startswith("schedule: 'eager_1f1b' with pp = 4 and num_virtual_stages = 2")
-    told = {one.schedule: one for one in compare_plan_schedules(plan_layout(model, cluster, job, plain))}
-    assert told[schedule].bubble_s is not None
+    outcomes = {
+        outcome.schedule: outcome for outcome in compare_plan_schedules(plan_layout(model, cluster, job, plain))
+    }
+    assert outcomes[schedule].bubble_s is not None
     assert main(["plan", "llama-3.2-1b", *JOB, "--pin", f"schedule={schedule}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"]["schedule"] == schedule
     with pytest.raises(SystemExit):
@@ -314,14 +318,17 @@ def test_an_optimizer_is_one_file(optimizer: str, capsys: pytest.CaptureFixture[
     for name in ("adamw", optimizer):
         assert main([*words, "--set", f"job.optimizer={name}"]) == 0
         payloads.append(json.loads(capsys.readouterr().out))
-    adamw, own = (payload["estimate"] for payload in payloads)
-    assert own["memory"]["optimizer"] == adamw["memory"]["optimizer"] / 2
-    assert own["time"]["optimizer"] < adamw["time"]["optimizer"]
+    adamw, added = (payload["estimate"] for payload in payloads)
+    assert added["memory"]["optimizer"] == adamw["memory"]["optimizer"] / 2
+    assert added["time"]["optimizer"] < adamw["time"]["optimizer"]
     assert payloads[1]["job"]["optimizer_fields"] == {"rate_decay": 0.0, "epsilon": 1e-10}
-    for verb, said in (("plan", optimizer), ("train", "rate_decay: decay of the learning rate in a step (adagrad 0)")):
+    for verb, help_text in (
+        ("plan", optimizer),
+        ("train", "rate_decay: decay of the learning rate in a step (adagrad 0)"),
+    ):
         with pytest.raises(SystemExit):
             main([verb, "--help"])
-        assert said in re.sub(r"\s+", " ", capsys.readouterr().out)
+        assert help_text in re.sub(r"\s+", " ", capsys.readouterr().out)
 
 
 def test_its_fields_reach_the_update(
@@ -329,14 +336,14 @@ def test_its_fields_reach_the_update(
 ) -> None:
     """Set by a flag they are in the run's recipe, and the engine updates as torch.optim.Adagrad does with them."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    given: list[Mapping[str, float]] = []
+    passed_fields: list[Mapping[str, float]] = []
     original = engine_optimizers.build_torch_optimizer
 
     def judged(
-        name: str, matrices: Any, others: Any, fields: Mapping[str, float], *formats: Any, **kind: bool
+        name: str, matrices: Any, other_weights: Any, fields: Mapping[str, float], *formats: Any, **kind: bool
     ) -> torch.optim.Optimizer:
-        given.append(fields)
-        return original(name, matrices, others, fields, *formats, **kind)
+        passed_fields.append(fields)
+        return original(name, matrices, other_weights, fields, *formats, **kind)
 
     monkeypatch.setattr("shardwise.run.parallel.sharded_optimizer.build_torch_optimizer", judged)
     flags = write_inputs(tmp_path, small_plan(optimizer=optimizer))
@@ -345,20 +352,22 @@ def test_its_fields_reach_the_update(
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text(encoding="utf-8"))
     assert (recipe["rate_decay"], recipe["epsilon"]) == (0.1, 1e-6)
     assert "beta1" not in recipe
-    assert given
-    assert all(fields == {"rate_decay": 0.1, "epsilon": 1e-6} for fields in given)
+    assert passed_fields
+    assert all(fields == {"rate_decay": 0.1, "epsilon": 1e-6} for fields in passed_fields)
     capsys.readouterr()
     assert main(["train", *flags, "--steps", "2", "--force", "--set", "recipe.rate_decay=2"]) == 2
     assert "recipe: rate_decay is 2.0; a number of at least 0, below 1, is required" in capsys.readouterr().err
-    own, theirs = (torch.nn.Parameter(torch.linspace(-1.0, 1.0, 100, dtype=torch.float64)) for _ in range(2))
-    adagrad = torch.optim.Adagrad([theirs], lr=0.1, lr_decay=0.1, eps=1e-6)
-    made = original(optimizer, [own], [], given[0])
-    made.param_groups[0]["lr"] = 0.1
+    weight_of_engine, weight_of_torch = (
+        torch.nn.Parameter(torch.linspace(-1.0, 1.0, 100, dtype=torch.float64)) for _ in range(2)
+    )
+    adagrad = torch.optim.Adagrad([weight_of_torch], lr=0.1, lr_decay=0.1, eps=1e-6)
+    engine_optimizer = original(optimizer, [weight_of_engine], [], passed_fields[0])
+    engine_optimizer.param_groups[0]["lr"] = 0.1
     for step in range(4):
-        for weight, stepping in ((own, made), (theirs, adagrad)):
+        for weight, stepping in ((weight_of_engine, engine_optimizer), (weight_of_torch, adagrad)):
             weight.grad = torch.randn(100, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
             stepping.step()
-    torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(weight_of_engine, weight_of_torch, rtol=1e-12, atol=1e-14)
 
 
 def test_without_the_file_of_an_optimizer_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_settings(settings_: list[str]) -> None:
     maxima=st.lists(st.one_of(ASSIGNED, st.sampled_from(["tp=4", "pp=2", "zero_stage=1"])), max_size=2),
 )
 def test_pins(pins: list[str], maxima: list[str]) -> None:
-    check(["plan", *ESTIMATE[1:], *(f"--pin={pin}" for pin in pins), *(f"--max={most}" for most in maxima)])
+    check(["plan", *ESTIMATE[1:], *(f"--pin={pin}" for pin in pins), *(f"--max={maximum}" for maximum in maxima)])
 
 
 DEADLINES = st.sampled_from(["30d", "1h", "2w", "45min", "1e300d", "1e-300s", "0d", "-1d", "5m", "d", ""])
@@ -157,9 +157,9 @@ BUDGETS = st.sampled_from(["2M", "500k", "$1", "1e308", "1e-300", "7 USD", "0", 
     tokens=st.sampled_from([["--tokens=1T"], ["--tokens=1T"], []]),
 )  # fmt: skip
 def test_limits(deadline: str | None, budget: str | None, tokens: list[str]) -> None:
-    asked = [] if deadline is None else [f"--deadline={deadline}"]
-    asked += [] if budget is None else [f"--budget={budget}", "--set=chip.price_usd_per_hour=2"]
-    check(["plan", *ESTIMATE[1:], *tokens, *asked])
+    limit_flags = [] if deadline is None else [f"--deadline={deadline}"]
+    limit_flags += [] if budget is None else [f"--budget={budget}", "--set=chip.price_usd_per_hour=2"]
+    check(["plan", *ESTIMATE[1:], *tokens, *limit_flags])
 
 
 CONFIG = {

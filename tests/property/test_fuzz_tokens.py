@@ -29,24 +29,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def payload(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "index.json").read_text())
-    return found
+    parsed: dict[str, Any] = json.loads((folder / "index.json").read_text())
+    return parsed
 
 
 def opened_or_refused(folder: Path, text: str) -> list[str]:
     """Open an index as it may be, and use what was opened; of each split what was said against it, nothing if it was used."""
     (folder / "index.json").write_text(text, encoding="utf-8")
-    said = []
+    problems = []
     for split in ("train", "held_out"):
         try:
             shards = TokenShards(folder, split)
             assert len(shards.tokens(0, shards.num_tokens)) == shards.num_tokens
             assert shards.documents(0, shards.num_tokens)[-1] == shards.num_documents - 1
             shards.tokenizer()
-            said.append("")
+            problems.append("")
         except InputError as error:
-            said.append(str(error))
-    return said
+            problems.append(str(error))
+    return problems
 
 
 def test_the_index_itself_is_used(folder: Path, payload: dict[str, Any]) -> None:

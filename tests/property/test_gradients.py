@@ -66,8 +66,10 @@ def check(case: Case) -> None:
         typical = float(np.sqrt(np.mean(gradient**2)))
         direction = rng.normal(size=gradient.shape)
         direction /= np.linalg.norm(direction)
-        found, wanted = float(np.sum(gradient * direction)), slope(loss, weights, name, direction)
-        assert abs(found - wanted) <= 1e-6 * max(abs(wanted), typical), f"{name}: {found} but the loss has {wanted}"
+        along_direction, expected = float(np.sum(gradient * direction)), slope(loss, weights, name, direction)
+        assert abs(along_direction - expected) <= 1e-6 * max(abs(expected), typical), (
+            f"{name}: {along_direction} but the loss has {expected}"
+        )
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -118,6 +120,6 @@ def test_a_wrong_gradient_is_noticed() -> None:
     gradient = result.gradients["0.w_up"]
     direction = np.zeros_like(gradient)
     direction[np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)] = 1.0
-    wanted = slope(loss_of(case), weights, "0.w_up", direction)
-    assert abs(wanted) > 1e-3
-    assert abs(0.5 * np.sum(gradient * direction) - wanted) > 0.4 * abs(wanted)
+    expected = slope(loss_of(case), weights, "0.w_up", direction)
+    assert abs(expected) > 1e-3
+    assert abs(0.5 * np.sum(gradient * direction) - expected) > 0.4 * abs(expected)

@@ -67,6 +67,6 @@ def test_a_pattern_of_layers_equals_one_device(layout: str) -> None:
 def test_a_fault_in_one_kind_shows() -> None:
     """The judge sees a kind that was derived with another kind's structure."""
     case = patterned(LAYOUTS["tp"])
-    other = patterned(LAYOUTS["tp"], dense={**KINDS["dense"], "positions": "none"})
-    worst, name = worst_error(case, chained(other), chained_on_one_device(case))
+    wrong_kind = patterned(LAYOUTS["tp"], dense={**KINDS["dense"], "positions": "none"})
+    worst, name = worst_error(case, chained(wrong_kind), chained_on_one_device(case))
     assert worst > 1e-6, name

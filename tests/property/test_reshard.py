@@ -77,10 +77,10 @@ def check(
 
 def _check_shards(devices: VirtualDevices, after: Spec, whole: Any, combine: Any) -> None:
     """Where no axis stays partial each shard is a window of the whole; else the shards of a group combine to it."""
-    held = devices.live_shards["A", after]
+    shards = devices.live_shards["A", after]
     for group in devices.groups(after.partial):
         window = devices.local_part(whole, after, devices.coordinates[group[0]])
-        np.testing.assert_array_equal(combine.reduce([held[device] for device in group]), window)
+        np.testing.assert_array_equal(combine.reduce([shards[device] for device in group]), window)
 
 
 @given(pairs(), st.sampled_from(["sum", "max"]))
@@ -120,8 +120,8 @@ KNOWN = [
 
 @pytest.mark.parametrize(("before", "after", "expected"), KNOWN)
 def test_known_ways(before: str, after: str, expected: list[tuple[CollectiveKind, str]]) -> None:
-    found = check(MESH, SIZES, parse_tensor(before).spec, parse_tensor(after).spec)
-    assert [(c.kind, "".join(c.axes)) for c in found] == expected
+    collectives = check(MESH, SIZES, parse_tensor(before).spec, parse_tensor(after).spec)
+    assert [(c.kind, "".join(c.axes)) for c in collectives] == expected
 
 
 @given(pairs())

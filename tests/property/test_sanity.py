@@ -53,10 +53,10 @@ def faster(cluster: Cluster, rng: random.Random) -> dict[str, Cluster]:
         "memory bandwidth": {"memory_bytes_per_s": chip.memory_bytes_per_s * by},
         "FLOPs": {"peak_flops_per_s": {dtype: rate * by for dtype, rate in chip.peak_flops_per_s.items()}},
     }
-    found = {
-        what: dataclasses.replace(cluster, chip=dataclasses.replace(chip, **change)) for what, change in more.items()
+    improved = {
+        name: dataclasses.replace(cluster, chip=dataclasses.replace(chip, **change)) for name, change in more.items()
     }
-    return found | {"links": dataclasses.replace(cluster, topology=scale_rates(cluster.topology, by, by))}
+    return improved | {"links": dataclasses.replace(cluster, topology=scale_rates(cluster.topology, by, by))}
 
 
 def faults(seed: int) -> list[str]:
@@ -73,17 +73,19 @@ def faults(seed: int) -> list[str]:
     base = answered(cluster, FEW)
     if base is None or not base.best:
         return []
-    best, asked = base.best[0], f"{seed}: {model.name} on {cluster.name} ({job.overlap}), {base.best[0].layout}"
+    best, described = base.best[0], f"{seed}: {model.name} on {cluster.name} ({job.overlap}), {base.best[0].layout}"
     priced = estimate(Problem(model, cluster, job), best.layout)
-    found = []
+    problems = []
     if abs(priced.step_time_s / best.step_time_s - 1) > ROUNDING or not priced.fits:
-        found.append(f"{asked}: {best.step_time_s} s by the search, {priced.step_time_s} s by its estimate")
-    others = {what: answered(other, FEW) for what, other in faster(cluster, rng).items()}
-    for what, other in {**others, "choices": answered(cluster, WIDER)}.items():
-        if other is None or not other.best or other.best[0].step_time_s > best.step_time_s * (1 + ROUNDING):
-            took = other.best[0].step_time_s / best.step_time_s if other and other.best else float("inf")
-            found.append(f"{asked}: with more {what} {took:.6f} times as long: {other and other.best[0].layout}")
-    return found
+        problems.append(f"{described}: {best.step_time_s} s by the search, {priced.step_time_s} s by its estimate")
+    results = {name: answered(faster_cluster, FEW) for name, faster_cluster in faster(cluster, rng).items()}
+    for name, result in {**results, "choices": answered(cluster, WIDER)}.items():
+        if result is None or not result.best or result.best[0].step_time_s > best.step_time_s * (1 + ROUNDING):
+            took = result.best[0].step_time_s / best.step_time_s if result and result.best else float("inf")
+            problems.append(
+                f"{described}: with more {name} {took:.6f} times as long: {result and result.best[0].layout}"
+            )
+    return problems
 
 
 @pytest.mark.thinned(3)

@@ -48,8 +48,8 @@ def test_a_played_list_keeps_to_its_order_and_its_dependencies(actions: ActionLi
     for action, (rank, start) in begun.items():
         for needed in remote_dependencies(actions, action):
             if needed in ended:
-                other, end = ended[needed]
-                assert start >= end + (durations.message if other != rank else 0.0)
+                needed_rank, end = ended[needed]
+                assert start >= end + (durations.message if needed_rank != rank else 0.0)
 
 
 @given(lists(), st.data())
@@ -76,7 +76,7 @@ def test_every_activation_is_freed_and_every_boundary_crossed(actions: ActionLis
     for rank in range(actions.num_ranks):
         curve = line.memory(rank)
         assert curve[-1][1] == 0.0
-        assert max(held for _, held in curve) <= line.peak_activations[rank]
+        assert max(num_activations for _, num_activations in curve) <= line.peak_activations[rank]
     assert sum(count_messages(actions).values()) == 2 * sum(actions.crosses_ranks()) * actions.num_micro_batches
     assert from_csv(to_csv(actions), actions.name) == actions
 
@@ -85,10 +85,10 @@ def test_every_activation_is_freed_and_every_boundary_crossed(actions: ActionLis
 def test_the_automatic_scheduler_keeps_to_its_memory_and_is_no_worse(p: int, m: int, data: st.DataObject) -> None:
     h1 = build_actions("zb_h1", p, m)
     durations = data.draw(durations_of(h1))
-    most = data.draw(st.integers(1, 2 * p))
-    actions = build_actions("zb_auto", p, m, 1, durations, OrderOptions(most / p))
+    max_activations = data.draw(st.integers(1, 2 * p))
+    actions = build_actions("zb_auto", p, m, 1, durations, OrderOptions(max_activations / p))
     check_actions(actions)
     line = play_actions(actions, durations)
-    assert max(line.peak_activations) <= most
-    if most >= min(m, p):
+    assert max(line.peak_activations) <= max_activations
+    if max_activations >= min(m, p):
         assert line.makespan <= play_actions(h1, durations).makespan

@@ -59,13 +59,13 @@ def factorisations(number: int, num_parts: int) -> Iterator[tuple[int, ...]]:
         return
     for first in range(1, number + 1):
         if number % first == 0:
-            for rest in factorisations(number // first, num_parts - 1):
-                yield (first, *rest)
+            for factors in factorisations(number // first, num_parts - 1):
+                yield (first, *factors)
 
 
 def candidates(num_devices: int, choices: Choices) -> Iterator[Layout]:
     """Every combination of degrees and choices, legal or not, without its placement."""
-    others = (
+    other_choices = (
         choices.sequence_parallel,
         choices.micro_batch_seqs,
         choices.num_virtual_stages,
@@ -73,7 +73,7 @@ def candidates(num_devices: int, choices: Choices) -> Iterator[Layout]:
         choices.recompute,
     )
     for dp, fsdp, tp, cp, pp in factorisations(num_devices, 5):
-        for sequence_parallel, micro_batch, virtual, zero, recompute in itertools.product(*others):
+        for sequence_parallel, micro_batch, virtual, zero, recompute in itertools.product(*other_choices):
             yield Layout(
                 dp=dp,
                 fsdp=fsdp,
@@ -96,14 +96,16 @@ def num_placements(cluster_name: str, degrees: tuple[tuple[str, int], ...]) -> i
     kinds: list[tuple[float, ...]] = []
     for placement in searched_placements(topology):
         links = GroupLinks(topology, cuts_by_axis(topology, placement, dict(degrees)))
-        found = [links.gather_link(group) for group in (TP_AXES, ("cp",), ZERO_AXES, ("dp",))] + [
+        group_links = [links.gather_link(group) for group in (TP_AXES, ("cp",), ZERO_AXES, ("dp",))] + [
             links.neighbour_link(("pp",))
         ]
-        kind = tuple(float(value) for link in found for value in (link.seconds_per_byte, link.latency_s))
+        kind = tuple(float(value) for link in group_links for value in (link.seconds_per_byte, link.latency_s))
         if kind not in kinds:
             kinds.append(kind)
     return sum(
-        not any(other != kind and all(a <= b for a, b in zip(other, kind, strict=True)) for other in kinds)
+        not any(
+            other_kind != kind and all(a <= b for a, b in zip(other_kind, kind, strict=True)) for other_kind in kinds
+        )
         for kind in kinds
     )
 
@@ -115,9 +117,9 @@ def legal_layouts(cluster_name: str) -> tuple[tuple[Layout, ...], int, dict[str,
     legal, number, illegal = [], 0, dict.fromkeys((rule.name for rule in layout_rules()), 0)
     for layout in candidates(num_devices, CHOICES):
         number += 1
-        found = violations(SMALL, JOB, num_devices, layout)
-        if found:
-            illegal[found[0].split(":")[0]] += 1
+        broken = violations(SMALL, JOB, num_devices, layout)
+        if broken:
+            illegal[broken[0].split(":")[0]] += 1
         else:
             legal.append(layout)
     return tuple(legal), number, illegal
@@ -206,10 +208,10 @@ def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
         recompute=("none", "full"),
         maxima={"pp": 2},
     )
-    found = search_layouts(
+    result = search_layouts(
         Problem(architecture, cluster, job), choices=choices, top=8, checks=SearchChecks(num_samples=30)
     )
-    rows = {row.layout: row for row in (*found.best, *found.pareto, *found.by_factorisation, *found.sampled)}
+    rows = {row.layout: row for row in (*result.best, *result.pareto, *result.by_factorisation, *result.sampled)}
     assert len(rows) > 30
     for layout, row in part_of(list(rows.items())):
         scalar = estimate(Problem(architecture, cluster, job), layout)
@@ -245,14 +247,16 @@ def test_rows_equal_the_scalar_prediction(
     assert len(rows) > 30
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
-    other = dataclasses.replace(job, overlap=OVERLAP_CONVENTIONS[OVERLAP_CONVENTIONS.index(overlap) - 1])
+    other_overlap = dataclasses.replace(job, overlap=OVERLAP_CONVENTIONS[OVERLAP_CONVENTIONS.index(overlap) - 1])
     for row in part_of(rows, 6):
         scalar = estimate(Problem(architecture, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-12), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-12), row.layout
         assert sum(scalar.time.values()) == pytest.approx(scalar.step_time_s, rel=1e-12), row.layout
         assert min(*scalar.time.values(), *scalar.hidden.values()) >= 0, row.layout
-        assert estimate(Problem(architecture, cluster, other), row.layout).step_time_s == scalar.step_time_s, row.layout
+        assert estimate(Problem(architecture, cluster, other_overlap), row.layout).step_time_s == scalar.step_time_s, (
+            row.layout
+        )
         bound = estimate(
             Problem(architecture, plain, dataclasses.replace(job, loss=loss_kind(cluster, job))), row.layout
         )
@@ -277,9 +281,11 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
         tp, ep = row.layout.tp, row.layout.ep
         experts = [(ep, row.layout.etp), (ep * tp, 1) if row.layout.expert_tp == tp else (max(ep // tp, 1), None)]
         for cp_variant, async_tp, (ep, etp) in itertools.product(choices.cp_variant, (False, True), experts):
-            other = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp, ep=ep, etp=etp)
-            if not violations(model, job, cluster.num_devices, other):
-                assert estimate(Problem(model, cluster, job), other).step_time_s >= row.step_time_s * 0.99, other
+            other_mode = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp, ep=ep, etp=etp)
+            if not violations(model, job, cluster.num_devices, other_mode):
+                assert estimate(Problem(model, cluster, job), other_mode).step_time_s >= row.step_time_s * 0.99, (
+                    other_mode
+                )
 
 
 POLICIES = dataclasses.replace(CHOICES, recompute_layers=(None, 2, *LAYER_FRACTIONS), offload=OFFLOADS)
@@ -427,16 +433,16 @@ def test_schedules_are_searched_together_as_apart() -> None:
     cluster, job = load_cluster("h100:24"), PINNED[0][2]
 
     def counted(*schedules: str) -> tuple[int, int]:
-        found = search_layouts(Problem(SMALL, cluster, job), choices=dataclasses.replace(CHOICES, schedule=schedules))
-        return found.num_candidates, found.num_layouts
+        result = search_layouts(Problem(SMALL, cluster, job), choices=dataclasses.replace(CHOICES, schedule=schedules))
+        return result.num_candidates, result.num_layouts
 
     natural = counted(NATURAL)
     assert natural == counted(*Choices().schedule)
     apart = [counted(schedule)[1] for schedule in ("none", "1f1b", "interleaved")]
     assert sum(apart) == natural[1]
     several = (NATURAL, "afab", "zb_h1", "dualpipe")
-    alone = [counted(schedule) for schedule in several]
-    assert counted(*several) == (sum(one[0] for one in alone), sum(one[1] for one in alone))
+    separate = [counted(schedule) for schedule in several]
+    assert counted(*several) == (sum(counts[0] for counts in separate), sum(counts[1] for counts in separate))
     assert counted("afab")[1] == counted("1f1b")[1] > counted("zb_h1")[1] > counted("dualpipe")[1] > 0
 
 
@@ -490,7 +496,7 @@ def test_the_best_of_a_model_with_experts_is_the_best_of_all(cluster_name: str) 
         micro_batch_seqs=(1,), num_virtual_stages=(1,), zero_stage=(1,), recompute=("none",), pins={"pp": 1, "dp": 1}
     )
     cluster = load_cluster(cluster_name)
-    found = {}
+    step_times = {}
     for plain in candidates(cluster.num_devices, few):
         borrowed = [ep for ep in (1, 2, 4, 8) if plain.fsdp % ep == 0]
         ways = [(ep, None) for ep in borrowed] + [(ep * plain.tp, 1) for ep in borrowed]
@@ -499,10 +505,10 @@ def test_the_best_of_a_model_with_experts_is_the_best_of_all(cluster_name: str) 
             if plain.pp == plain.dp == 1 and not violations(MIXED, JOB, cluster.num_devices, layout):
                 for placement in searched_placements(cluster.topology):
                     placed = dataclasses.replace(layout, placement=placement)
-                    found[placed] = estimate(Problem(MIXED, cluster, JOB), placed).step_time_s
-    assert len(found) > 500
+                    step_times[placed] = estimate(Problem(MIXED, cluster, JOB), placed).step_time_s
+    assert len(step_times) > 500
     best = search_layouts(Problem(MIXED, cluster, JOB), choices=few).best[0]
-    assert best.step_time_s == pytest.approx(min(found.values()), rel=1e-9)
+    assert best.step_time_s == pytest.approx(min(step_times.values()), rel=1e-9)
 
 
 def test_limited_experts_are_searched_without_a_mode_of_their_own() -> None:
@@ -517,13 +523,13 @@ def test_limited_experts_are_searched_without_a_mode_of_their_own() -> None:
 def brute_force(cluster_name: str, overlap: OverlapConvention) -> tuple[tuple[float, float], ...]:
     """Step time and memory of every legal layout on every placement, one scalar estimate each."""
     cluster, job = load_cluster(cluster_name), dataclasses.replace(JOB, overlap=overlap)
-    found = []
+    priced_layouts = []
     for layout in candidates(cluster.num_devices, FEW):
         if not violations(SMALL, job, cluster.num_devices, layout):
             for placement in searched_placements(cluster.topology):
                 priced = estimate(Problem(SMALL, cluster, job), dataclasses.replace(layout, placement=placement))
-                found.append((priced.step_time_s, priced.memory_bytes))
-    return tuple(found)
+                priced_layouts.append((priced.step_time_s, priced.memory_bytes))
+    return tuple(priced_layouts)
 
 
 FEW = Choices(
@@ -572,16 +578,16 @@ def test_the_best_over_two_tiers_is_the_best_of_all() -> None:
         FEW, micro_batch_seqs=(1,), num_virtual_stages=(1,), zero_stage=(0, 3), recompute=("none",)
     )
     cluster = load_cluster("h100:16")
-    found = []
+    step_times = []
     for layout in candidates(cluster.num_devices, few):
         if not violations(SMALL, JOB, cluster.num_devices, layout):
             for placement in searched_placements(cluster.topology):
                 priced = estimate(Problem(SMALL, cluster, JOB), dataclasses.replace(layout, placement=placement))
                 if priced.fits:
-                    found.append(priced.step_time_s)
-    assert len(found) > 500
+                    step_times.append(priced.step_time_s)
+    assert len(step_times) > 500
     best = search_layouts(Problem(SMALL, cluster, JOB), choices=few).best[0]
-    assert best.step_time_s == pytest.approx(min(found), rel=1e-12)
+    assert best.step_time_s == pytest.approx(min(step_times), rel=1e-12)
 
 
 @pytest.mark.thinned(4)
@@ -597,9 +603,11 @@ def test_no_other_mode_is_faster(cluster_name: str) -> None:
     assert any(row.layout.async_tp for row in rows)
     for row in part_of(rows, 6):
         for cp_variant, async_tp in itertools.product(CHOICES.cp_variant, (False, True)):
-            other = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp)
-            if not violations(SMALL, JOB, cluster.num_devices, other):
-                assert estimate(Problem(SMALL, cluster, JOB), other).step_time_s >= row.step_time_s * (1 - 1e-9), other
+            other_mode = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp)
+            if not violations(SMALL, JOB, cluster.num_devices, other_mode):
+                assert estimate(Problem(SMALL, cluster, JOB), other_mode).step_time_s >= row.step_time_s * (1 - 1e-9), (
+                    other_mode
+                )
 
 
 def test_a_ring_takes_sequences_that_a_zigzag_does_not() -> None:

@@ -49,10 +49,10 @@ def case(seed: int) -> tuple[SearchResult, SearchResult, int]:
         patch.setattr(searching, "BLOCK_ROWS", chunk)
         add = best_rows.BestRows.add
 
-        def counted(self: best_rows.BestRows, seconds: best_rows.Floats, *rest: object) -> None:
+        def counted(self: best_rows.BestRows, seconds: best_rows.Floats, *operands: object) -> None:
             timed.append(seconds.size)
             assert np.all(seconds > 0)
-            add(self, seconds, *rest)  # type: ignore[arg-type]
+            add(self, seconds, *operands)  # type: ignore[arg-type]
 
         patch.setattr(best_rows.BestRows, "add", counted)
         bounded = search_layouts(Problem(model, cluster, job), choices=choices, top=top)

@@ -31,17 +31,17 @@ SEEDS = {"separate_norms": 1}
 def cased(case: Case, name: str) -> Case:
     fields = dict(STRUCTURES[name])
     case = dataclasses.replace(case, seed=SEEDS.get(name, case.seed))
-    own = {key: fields.pop(key) for key in ("mlp",) if key in fields}
+    case_fields = {key: fields.pop(key) for key in ("mlp",) if key in fields}
     tied = fields.pop("tied_embeddings", False)
     if fields.get("sinks") or "attention_gate" in fields.get("bias", ()):
         # ZeRO shards their dim G, which the layout then has to divide
-        own["query_heads_per_rank"] = case.fsdp * case.ep * case.cp
-    if own.get("mlp") == "xielu":  # a single number is not split
+        case_fields["query_heads_per_rank"] = case.fsdp * case.ep * case.cp
+    if case_fields.get("mlp") == "xielu":  # a single number is not split
         case = dataclasses.replace(case, zero_stage=0)
     if "kv_lora_rank" in fields:  # a key for each query head
         tp = case.tp_kv * case.tp_rep
         case = dataclasses.replace(case, tp_kv=tp, tp_rep=1, query_heads_per_rank=1)
-    return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
+    return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **case_fields)
 
 
 @pytest.mark.thinned(12)

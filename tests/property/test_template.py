@@ -54,18 +54,18 @@ def totals(
     pricing: Pricing, links: GroupLinks, parts: UnitCostInputs, traffic: tuple[UnitCollective, ...]
 ) -> dict[Key, tuple[float, float, float]]:
     """Count, bytes and seconds by pass, kind and axes of more than one device."""
-    found: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for one in traffic:
-        axes = tuple(axis for axis in one.axes if pricing.degrees[axis] > 1)
-        count, elements = one.extent(pricing.values, pricing.pricer.max_bucket_elements)
+    rows: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for collective in traffic:
+        axes = tuple(axis for axis in collective.axes if pricing.degrees[axis] > 1)
+        count, elements = collective.extent(pricing.values, pricing.pricer.max_bucket_elements)
         if axes and count:
-            num_bytes = elements * pricing.pricer.formats.collective_width(one, parts.products)
-            seconds = pricing.pricer.collective_s(one, parts, pricing.values, links)
-            row = found[one.phase, str(one.kind), axes]
-            found[one.phase, str(one.kind), axes] = [
+            num_bytes = elements * pricing.pricer.formats.collective_width(collective, parts.products)
+            seconds = pricing.pricer.collective_s(collective, parts, pricing.values, links)
+            row = rows[collective.phase, str(collective.kind), axes]
+            rows[collective.phase, str(collective.kind), axes] = [
                 a + b for a, b in zip(row, (count, num_bytes, seconds), strict=True)
             ]
-    return {key: (row[0], row[1], row[2]) for key, row in found.items()}
+    return {key: (row[0], row[1], row[2]) for key, row in rows.items()}
 
 
 @pytest.mark.thinned(2)
@@ -74,21 +74,21 @@ def totals(
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 def test_a_template_at_some_degrees_is_the_list_of_the_layout(model: str, choices: dict[str, object]) -> None:
     has_experts = bool(load_model(model).num_experts)
-    found = legal(model, choices | {"ep": choices["ep"] if has_experts else 1})
-    assume(found is not None)
-    assert found
-    pricing, links = found
+    pricing_and_links = legal(model, choices | {"ep": choices["ep"] if has_experts else 1})
+    assume(pricing_and_links is not None)
+    assert pricing_and_links
+    pricing, links = pricing_and_links
     scheme = pricing.scheme
     single = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
     policy = get_stack("torchtitan").policy
     for name in (*units_of_structure(scheme.structure), "carry"):
-        general, own = (lower_unit(scheme, name, policy, each) for each in (frozenset[str](), single))
+        general, exact = (lower_unit(scheme, name, policy, single_axes) for single_axes in (frozenset[str](), single))
         parts = pricing.pricer.parts(scheme, name)
         priced = totals(pricing, links, parts, general.collectives)
-        issued = totals(pricing, links, parts, own.collectives)
+        issued = totals(pricing, links, parts, exact.collectives)
         assert priced.keys() == issued.keys(), name
         for key, row in issued.items():
             assert priced[key][:2] == row[:2], (name, key)
             assert priced[key][2] == pytest.approx(row[2], rel=1e-9), (name, key)
-        assert general.kernels == own.kernels
-        assert all(not single.issuperset(one.axes) for one in own.collectives)
+        assert general.kernels == exact.kernels
+        assert all(not single.issuperset(collective.axes) for collective in exact.collectives)

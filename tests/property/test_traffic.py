@@ -66,23 +66,23 @@ EVEN |= {"dp": 2, "fsdp": 3, "cp": 2, "tp_kv": 4, "tp_rep": 2}
 
 
 def derived_payload(unit: ShardedUnit) -> dict[Key, float]:
-    found: dict[Key, float] = {}
+    payload: dict[Key, float] = {}
     for phase, steps in unit.phases().items():
         for step in steps:
             if isinstance(step, CollectiveStep) and step.collective.kind is not CollectiveKind.SLICE:
                 at = charged_to(phase, step)
                 scope = "step" if at == "update" else "micro_batch"
                 key = (step.collective.kind, step.collective.axes, step.tensor.role, scope, at)
-                found[key] = found.get(key, 0.0) + step.collective.payload_elements.evaluate(EVEN)
-    return found
+                payload[key] = payload.get(key, 0.0) + step.collective.payload_elements.evaluate(EVEN)
+    return payload
 
 
 def issued_payload(issued: tuple[UnitCollective, ...], most_elements: float = 1e4) -> dict[Key, float]:
-    found: dict[Key, float] = {}
-    for one in issued:
-        key = (one.kind, one.axes, one.role, one.scope, one.phase)
-        found[key] = found.get(key, 0.0) + one.extent(EVEN, most_elements).elements
-    return found
+    payload: dict[Key, float] = {}
+    for collective in issued:
+        key = (collective.kind, collective.axes, collective.role, collective.scope, collective.phase)
+        payload[key] = payload.get(key, 0.0) + collective.extent(EVEN, most_elements).elements
+    return payload
 
 
 @pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
@@ -107,9 +107,9 @@ def test_received_elements_are_conserved_at_any_degrees_that_divide(
     values = SymbolValues({**architecture().dims, "B": 64, "T": 64, "pp": 2, **dict(zip(AXES, degrees, strict=True))})
     moved = {
         scope: sum(
-            received_elements(one.kind, one.axes, one.elements).evaluate(values)
-            for one in list_unit_collectives(unit, POLICY)
-            if one.scope == scope
+            received_elements(collective.kind, collective.axes, collective.elements).evaluate(values)
+            for collective in list_unit_collectives(unit, POLICY)
+            if collective.scope == scope
         )
         for scope in ("micro_batch", "step")
     }
@@ -137,17 +137,23 @@ def test_weights_of_a_unit_travel_together(tp_rep: int, apart: int) -> None:
     gradients are summed over tp_rep too, travel apart where that is more than one device."""
     unit = derived_unit(scheme_of(SMALL, 3), "block")
     values = SymbolValues({**EVEN, "tp_rep": tp_rep})
-    fused = [one for one in list_unit_collectives(unit, POLICY) if one.axes == ("fsdp", "cp") and one.moves_weights]
+    fused = [
+        collective
+        for collective in list_unit_collectives(unit, POLICY)
+        if collective.axes == ("fsdp", "cp") and collective.moves_weights
+    ]
     order = [
         ("forward", CollectiveKind.ALL_GATHER),
         ("backward", CollectiveKind.ALL_GATHER),
         ("backward", CollectiveKind.REDUCE_SCATTER),
     ]
-    assert [(one.phase, one.kind) for one in fused] == 2 * order
-    assert [one.extent(values, 1.0).count for one in fused] == [1, 1, 1, apart, apart, apart]
+    assert [(collective.phase, collective.kind) for collective in fused] == 2 * order
+    assert [collective.extent(values, 1.0).count for collective in fused] == [1, 1, 1, apart, apart, apart]
     assert {*fused[0].tensors, *fused[3].tensors} == set(unit.weights)
     whole = sum(weight_use_spec(unit.scheme, dims).local_elements().evaluate(values) for dims in unit.weights.values())
-    assert sum(one.extent(values, 1.0).elements for one in fused if one.phase == "forward") == whole
+    assert (
+        sum(collective.extent(values, 1.0).elements for collective in fused if collective.phase == "forward") == whole
+    )
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -165,13 +171,13 @@ def test_priced_units_add_up_to_the_whole_program(mlp: str, zero_stage: int) -> 
     units = derive_units(scheme)
     times = {"embedding": 1, "block": shape.num_layers, "head": 1}
     for scope, expected in whole.items():
-        found: dict[object, int] = {}
+        summed: dict[object, int] = {}
         for name, count in times.items():
             for key, elements in derived_traffic(units[name], mesh, sizes, 2)[scope].items():
-                found[key] = found.get(key, 0) + elements * count
+                summed[key] = summed.get(key, 0) + elements * count
         kept = (
             derived_traffic(replace(units["head"], backward_nodes=()), mesh, sizes, 2)[scope] if zero_stage == 3 else {}
         )
         for key in ((CollectiveKind.ALL_GATHER, ("fsdp", "cp")),) if scope == "micro_batch" else ():
-            found[key] = found.get(key, 0) + kept.get(key, 0)
-        assert {k: v for k, v in found.items() if v} == {k: v for k, v in expected.items() if v}, scope
+            summed[key] = summed.get(key, 0) + kept.get(key, 0)
+        assert {k: v for k, v in summed.items() if v} == {k: v for k, v in expected.items() if v}, scope

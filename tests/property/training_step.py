@@ -156,12 +156,12 @@ class Case:
     def batch(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         """One micro-batch: for the model and for each module of multi-token prediction."""
         tokens = (sizes["B"], sizes["T"])
-        found: dict[str, Any] = {"positions": np.arange(sizes["T"])}
+        arrays: dict[str, Any] = {"positions": np.arange(sizes["T"])}
         for prefix in ("", *(f"predict{i}." for i in range(self.architecture.num_predict_layers))):
-            found[f"{prefix}ids"] = self.ids(rng, tokens, sizes["V"])
-            found[f"{prefix}targets"] = rng.integers(sizes["V"], size=tokens)
-            found[f"{prefix}loss_scale"] = np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches))
-        batch = {name: array[..., self.order(sizes["T"])] if array.ndim else array for name, array in found.items()}
+            arrays[f"{prefix}ids"] = self.ids(rng, tokens, sizes["V"])
+            arrays[f"{prefix}targets"] = rng.integers(sizes["V"], size=tokens)
+            arrays[f"{prefix}loss_scale"] = np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches))
+        batch = {name: array[..., self.order(sizes["T"])] if array.ndim else array for name, array in arrays.items()}
         for layer in self.architecture.layer_architectures.values():
             if layer.recurrence is not None and layer.recurrence.kind == "lightning":
                 heads = layer.recurrence.dims["L"]
@@ -228,7 +228,7 @@ class StrictDevices(VirtualDevices):
             *unit.update.program.names_with_role(Role.STATE),
             *unit.update.program.names_with_role(Role.FACTOR),
         )
-        self.lent: dict[
+        self.lent_gradients: dict[
             str, list[Any]
         ] = {}  # gradients that other units made of this one's weights, before they are reduced
         weights = {(name, forward.specs[name]) for name in forward.program.weights}
@@ -261,10 +261,10 @@ class StrictDevices(VirtualDevices):
     def compute(self, program: Program, step: ComputeStep) -> None:
         super().compute(program, step)
         for name, spec in step.writes:
-            lent = self.lent.pop(name, None)
-            if lent is not None:
-                own = self.live_shards[name, spec]
-                self.live_shards[name, spec] = [a + b for a, b in zip(own, lent, strict=True)]
+            lent_gradient = self.lent_gradients.pop(name, None)
+            if lent_gradient is not None:
+                shards = self.live_shards[name, spec]
+                self.live_shards[name, spec] = [a + b for a, b in zip(shards, lent_gradient, strict=True)]
 
     def gather_array(self, name: str, spec: Spec) -> Any:
         owned = (*spec.sharded_axes, *spec.partial)
@@ -275,11 +275,11 @@ class StrictDevices(VirtualDevices):
         return super().gather_array(name, spec)
 
 
-def error(found: Any, expected: Any) -> float:
+def error(actual: Any, expected: Any) -> float:
     """Norm of the difference, relative to the expected norm."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert found.shape == expected.shape
-    return float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-300))
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape
+    return float(np.linalg.norm(actual - expected) / max(float(np.linalg.norm(expected)), 1e-300))
 
 
 def definite(flat: Any) -> Any:
@@ -295,8 +295,8 @@ def unsharded(case: Case) -> Outcome:
     scheme = scheme_of(case.architecture.structure, optimizer=case.optimizer)
     unit = derive_unit("whole", model_program(case.architecture), scheme)
     state, batches = case.inputs()
-    one = Mesh(tuple((axis, 1) for axis in AXES))
-    outcome = _outcome(case, unit, run_step(unit, one, case.sizes, state, batches, case.router))
+    single_device = Mesh(tuple((axis, 1) for axis in AXES))
+    outcome = _outcome(case, unit, run_step(unit, single_device, case.sizes, state, batches, case.router))
     assert outcome.moved == {"micro_batch": {}, "step": {}}
     return outcome
 
@@ -352,10 +352,10 @@ class _Chain:
             for name, dims in unit.weights.items():
                 devices.scatter_array(name, unit.forward.specs[name], state[prefix + name])
                 for part in self.case.optimizer_of(prefix + name).state if name in unit.trained else ():
-                    own = unit.update.program.dims(f"{name}.{part}")
+                    state_dims = unit.update.program.dims(f"{name}.{part}")
                     devices.scatter_array(
                         f"{name}.{part}",
-                        state_resting_spec(self.scheme, dims, own),
+                        state_resting_spec(self.scheme, dims, state_dims),
                         state[f"{prefix}{name}.{part}"],
                     )
         for (unit, _, devices), owners in zip(self.links, self.owners, strict=True):
@@ -386,7 +386,7 @@ class _Chain:
         head, _, last = self.links[-1]
         loss = "loss", loss_spec(head)
         earlier_loss = last.live_shards.get(loss)
-        held = [
+        earlier_gradients = [
             {g: d.live_shards.get((g, u.backward.specs[g])) for g in u.gradients.values()} for u, _, d in self.links
         ]
         x = None
@@ -396,8 +396,8 @@ class _Chain:
             if x is not None:
                 devices.live_shards["x", unit.forward.specs["x"]] = x
             for name, source in self.reads[position].items():
-                _, _, others = self.links[source.unit]
-                shards = others.live_shards[self.carried_key(source)]
+                _, _, source_devices = self.links[source.unit]
+                shards = source_devices.live_shards[self.carried_key(source)]
                 devices.live_shards[name, unit.forward.specs[name]] = [
                     shard if source.layer_index is None else shard[:, :, source.layer_index] for shard in shards
                 ]
@@ -426,7 +426,7 @@ class _Chain:
                     dx = shards
                 else:
                     self.add_carried(carried, self.reads[position][primal], shards)
-        for (unit, _, devices), earlier in zip(self.links, held, strict=True):
+        for (unit, _, devices), earlier in zip(self.links, earlier_gradients, strict=True):
             for name, shards in earlier.items():
                 key = name, unit.backward.specs[name]
                 if shards is not None:
@@ -439,9 +439,9 @@ class _Chain:
         """Hand the gradient of a borrowed weight, a partial sum, to the unit that owns the weight and reduces both."""
         unit, _, devices = self.links[position]
         shards = devices.live_shards[gradient, unit.backward.specs[gradient]]
-        owner, _, others = self.links[self.owners[position][weight]]
-        earlier = others.lent.get(owner.gradients[weight])
-        others.lent[owner.gradients[weight]] = (
+        owner, _, owner_devices = self.links[self.owners[position][weight]]
+        earlier = owner_devices.lent_gradients.get(owner.gradients[weight])
+        owner_devices.lent_gradients[owner.gradients[weight]] = (
             shards if earlier is None else [a + b for a, b in zip(earlier, shards, strict=True)]
         )
 

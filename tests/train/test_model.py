@@ -177,7 +177,7 @@ def test_loss_and_gradients_are_the_derivations(
     loss, gradients = judged(weights, batches, num_targets)
     assert (on_way.loss + sum(on_way.mtp_losses)).item() == pytest.approx(loss, rel=1e-12)
     assert len(on_way.mtp_losses) == weights.architecture.num_predict_layers
-    assert_near(executor.gradients.found, gradients)
+    assert_near(executor.gradients.computed, gradients)
 
 
 LAYERS = {"num_layers": 3, "sliding_window": 3, "global_every": 2}
@@ -254,7 +254,7 @@ def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
         logits = weights.logits(ids, documents)
         torch.testing.assert_close(logits, decoder.logits(ids, documents).detach(), rtol=1e-10, atol=1e-12)
     expected = {name: parameter.grad for name, parameter in decoder.named_parameters() if parameter.grad is not None}
-    assert_near(executor.gradients.found, expected)
+    assert_near(executor.gradients.computed, expected)
 
 
 @pytest.mark.parametrize("structure", ["biased experts", "gpt-2", "adapters"])
@@ -274,7 +274,7 @@ def test_sums_beside_their_operands_are_those_over_them(structure: str, monkeypa
     apart = Executor(weights)
     assert apart.train(ids, targets, SEQS * POSITIONS).item() == pytest.approx(loss.item(), rel=1e-14)
     assert any(written_over)
-    assert_near(apart.gradients.found, over.gradients.found)
+    assert_near(apart.gradients.computed, over.gradients.computed)
 
 
 @pytest.mark.parametrize("case", HAND_WRITTEN)
@@ -284,8 +284,8 @@ def test_a_micro_batch_without_sequences_has_no_loss_and_gradients_of_nothing(ca
     weights = random_weights(dataclasses.replace(SMALL, **structure, numerics=numerics))
     executor, ids = Executor(weights), torch.zeros(0, POSITIONS, dtype=torch.long)
     assert executor.train(ids, ids, 7, ids if with_documents else None).item() == 0.0
-    assert executor.gradients.found.keys() == executor.gradients.tensors.keys()
-    assert not any(gradient.any() for gradient in executor.gradients.found.values())
+    assert executor.gradients.computed.keys() == executor.gradients.tensors.keys()
+    assert not any(gradient.any() for gradient in executor.gradients.computed.values())
 
 
 @pytest.mark.parametrize("case", [*FURTHER, *ROUTERS])
@@ -332,7 +332,7 @@ def test_routers_are_biased_counted_and_penalised_each_for_itself(structure: str
     loss, gradient = auxiliary_loss(*torch.stack(list(on_way.routed.values()), dim=1).unbind())
     torch.testing.assert_close(loss, auxiliary.detach())
     executor.model.backward(on_way, dict(zip(on_way.routed, 0.7 * gradient, strict=True)))
-    assert_near(executor.gradients.found, {name: parameter.grad for name, parameter in decoder.named_parameters()})
+    assert_near(executor.gradients.computed, {name: parameter.grad for name, parameter in decoder.named_parameters()})
 
 
 @pytest.mark.parametrize("structure", ["llama", "gpt-2", "multi-token prediction"])
@@ -359,7 +359,7 @@ def test_documents_packed_together_are_as_they_are_alone(structure: str, window:
         for i, t in zip(ids[row].split(length), targets[row].split(length), strict=True)
     ]
     torch.testing.assert_close(together, torch.stack(apart).sum(), rtol=1e-12, atol=0)
-    assert_near(packed.gradients.found, separate.gradients.found)
+    assert_near(packed.gradients.computed, separate.gradients.computed)
 
 
 def test_further_targets_stay_in_their_documents() -> None:
@@ -428,7 +428,7 @@ def test_targets_that_are_ignored_do_not_count() -> None:
     torch.testing.assert_close(executor.loss(ids, targets, 40), losses.sum() / 40, rtol=1e-12, atol=0)
     decoder = decoder_of(weights)
     decoder(ids, targets, 40).loss.backward()
-    assert_near(executor.gradients.found, {name: parameter.grad for name, parameter in decoder.named_parameters()})
+    assert_near(executor.gradients.computed, {name: parameter.grad for name, parameter in decoder.named_parameters()})
 
 
 @pytest.mark.parametrize("of", [ModelWeights.logits, lambda weights, ids: Executor(weights).train(ids, ids, 8)])

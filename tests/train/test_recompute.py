@@ -57,7 +57,7 @@ def weights_of(structure: str) -> ModelWeights:
 
 def gradients(executor: Executor) -> dict[str, Tensor]:
     executor.train(IDS, TARGETS, IDS.numel())
-    return executor.gradients.found
+    return executor.gradients.computed
 
 
 @pytest.mark.thinned(4)
@@ -197,7 +197,7 @@ def test_without_gradients_nothing_is_run_again_or_held() -> None:
     torch.testing.assert_close(passes.loss, Executor(weights).train(IDS, TARGETS, IDS.numel()), rtol=1e-14, atol=0)
     assert not passes.slots
     assert not operations.slices
-    assert not executor.gradients.found
+    assert not executor.gradients.computed
 
 
 def test_the_policy_none_runs_nothing_again() -> None:

@@ -173,10 +173,10 @@ def test_adapters_begin_as_nothing_and_alone_are_trained() -> None:
     assert torch.equal(adapted.logits(ids), plain.logits(ids))
     executor = Executor(adapted)
     executor.train(ids, ids, 6)
-    assert sum(gradient.numel() for gradient in executor.gradients.found.values()) == num_trained_params(
+    assert sum(gradient.numel() for gradient in executor.gradients.computed.values()) == num_trained_params(
         small("adapters")
     )
-    assert all("lora" in name for name in executor.gradients.found)
+    assert all("lora" in name for name in executor.gradients.computed)
 
 
 def test_initial_values_are_of_the_right_size() -> None:

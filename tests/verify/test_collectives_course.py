@@ -52,11 +52,11 @@ EXPECTED = {
 def printed() -> dict[str, list[str]]:
     """What the course prints, by moment, in the order of ranks; spaces that align numbers are dropped."""
     done = subprocess.run([sys.executable, str(COURSE)], capture_output=True, text=True, timeout=120, check=True)
-    held: dict[str, list[str]] = {}
-    for moment, rank, what in re.findall(r"^(.+) on rank (\d+): (.+)$", done.stdout, re.MULTILINE):
-        assert int(rank) == len(held.setdefault(moment, []))
-        held[moment].append(re.sub(r"([\[,]) +(?=\d)", r"\1", what).replace(",", ", ").replace(",  ", ", "))
-    return held
+    arrays: dict[str, list[str]] = {}
+    for moment, rank, text in re.findall(r"^(.+) on rank (\d+): (.+)$", done.stdout, re.MULTILINE):
+        assert int(rank) == len(arrays.setdefault(moment, []))
+        arrays[moment].append(re.sub(r"([\[,]) +(?=\d)", r"\1", text).replace(",", ", ").replace(",  ", ", "))
+    return arrays
 
 
 @pytest.mark.parametrize("moment", EXPECTED)

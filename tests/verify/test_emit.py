@@ -33,17 +33,17 @@ EXPRESSIONS = (
 def solved(text: str, mesh: Mapping[str, int], size: int = 16) -> tuple[ShardedExpression, ShardedProgram]:
     expression = parse_expression(text)
     sizes = {dim: size for operand in expression.operands for dim in operand.spec.dims}
-    made = shard_expression(expression, Mesh.of(mesh), sizes)
-    return made, derive_by_cases(made)
+    sharded = shard_expression(expression, Mesh.of(mesh), sizes)
+    return sharded, derive_by_cases(sharded)
 
 
 def permuted(before: str, after: str, mesh: Mapping[str, int]) -> tuple[ShardedExpression, ShardedProgram]:
     """An elementwise product whose result is handed from `C[before]` to `C[after]` by one permute."""
-    made, program = solved(f"A[{before}] * B[{before}] -> C[{before}]", mesh, size=12)
+    sharded, program = solved(f"A[{before}] * B[{before}] -> C[{before}]", mesh, size=12)
     goal = parse_tensor(f"C[{after}]").spec
-    permute = Collective(CollectiveKind.PERMUTE, tuple(reversed(mesh)), made.operands[0], goal)
+    permute = Collective(CollectiveKind.PERMUTE, tuple(reversed(mesh)), sharded.operands[0], goal)
     steps = (*program.steps, CollectiveStep(program.program.tensors["C"], permute))
-    return made, ShardedProgram(program.program, steps, {**program.specs, "C": goal})
+    return sharded, ShardedProgram(program.program, steps, {**program.specs, "C": goal})
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
@@ -78,16 +78,16 @@ def test_every_step_is_one_line_under_its_comment() -> None:
 
 
 def test_the_header_gives_the_command() -> None:
-    made, program = solved(*EXPRESSIONS[0])
-    assert "torchrun --standalone --nproc-per-node 8 product.py" in emit(made, program, "torch")
-    assert "--xla_force_host_platform_device_count=8" in emit(made, program, "jax")
+    sharded, program = solved(*EXPRESSIONS[0])
+    assert "torchrun --standalone --nproc-per-node 8 product.py" in emit(sharded, program, "torch")
+    assert "--xla_force_host_platform_device_count=8" in emit(sharded, program, "jax")
     for framework in ("jax", "torch"):
-        assert emit(made, program, framework).startswith(f'"""{made.expression}\n')  # type: ignore[arg-type]
+        assert emit(sharded, program, framework).startswith(f'"""{sharded.expression}\n')  # type: ignore[arg-type]
 
 
 def test_names_are_python_names_and_collide_with_nothing() -> None:
-    made, program = solved("In[I, J] * IN[J, K] * Max[K, L] * Mesh[L, M] -> Product[I, M]", {"X": 2})
-    known = build_listing(made, program)
+    sharded, program = solved("In[I, J] * IN[J, K] * Max[K, L] * Mesh[L, M] -> Product[I, M]", {"X": 2})
+    known = build_listing(sharded, program)
     names = [operand.variable for operand in known.operands] + [known.result]
     assert names == ["in_", "in__", "max_", "mesh_", "product_"]
     assert not set(names) & RESERVED_NAMES
@@ -97,26 +97,30 @@ def test_names_are_python_names_and_collide_with_nothing() -> None:
 @pytest.mark.parametrize(("text", "mesh"), EXPRESSIONS)
 def test_no_tensor_may_have_a_name_that_the_source_uses(text: str, mesh: dict[str, int], framework: str) -> None:
     """Names of functions, and of modules and variables where tensors are. Tensors' names are in small letters."""
-    made, program = solved(text, mesh)
-    tree = ast.parse(emit(made, program, framework))  # type: ignore[arg-type]
+    sharded, program = solved(text, mesh)
+    tree = ast.parse(emit(sharded, program, framework))  # type: ignore[arg-type]
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    beside = {"main", "product"} & {one.name for one in functions}
-    used = {one.name for one in functions} | {
-        node.id for one in functions if one.name in beside for node in ast.walk(one) if isinstance(node, ast.Name)
+    beside = {"main", "product"} & {function.name for function in functions}
+    used = {function.name for function in functions} | {
+        node.id
+        for function in functions
+        if function.name in beside
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name)
     }
-    listed = build_listing(made, program)
-    tensors = {one.variable for one in listed.operands} | {listed.result} | {one.target for one in listed.steps}
+    listed = build_listing(sharded, program)
+    tensors = {line.variable for line in listed.operands} | {listed.result} | {line.target for line in listed.steps}
     assert len(used) > 10
     assert {name for name in used - tensors if name == name.lower()} <= RESERVED_NAMES
 
 
 def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
-    made, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
+    sharded, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
     (product,) = program.steps
     assert isinstance(product, ComputeStep)
-    gather = Collective(CollectiveKind.ALL_GATHER, ("X",), made.operands[0], made.operands[0].gather_axes("X"))
+    gather = Collective(CollectiveKind.ALL_GATHER, ("X",), sharded.operands[0], sharded.operands[0].gather_axes("X"))
     steps = (CollectiveStep(program.program.tensors["A"], gather), product)
-    known = build_listing(made, ShardedProgram(program.program, steps, program.specs))
+    known = build_listing(sharded, ShardedProgram(program.program, steps, program.specs))
     assert [step.target for step in known.steps] == ["a_2", "c"]
 
 
@@ -130,20 +134,20 @@ def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
     ],
 )
 def test_a_permute_is_a_permutation(before: str, after: str, mesh: dict[str, int], expected: tuple[int, ...]) -> None:
-    made, program = permuted(before, after, mesh)
-    (step,) = [step for step in build_listing(made, program).steps if isinstance(step, CollectiveLine)]
+    sharded, program = permuted(before, after, mesh)
+    (step,) = [step for step in build_listing(sharded, program).steps if isinstance(step, CollectiveLine)]
     assert step.axes == tuple(mesh)
     assert step.destinations == expected
 
 
 def test_only_products_can_be_emitted() -> None:
-    made, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
+    sharded, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
     (product,) = program.steps
     assert isinstance(product, ComputeStep)
     mapped = ComputeStep(
         Map(("A", "B"), ("C",), "add"), OperationSharding(product.placed.inputs, product.placed.outputs)
     )
     with pytest.raises(InputError, match="found the operation 'map'; only products can be written"):
-        emit(made, ShardedProgram(program.program, (mapped,), program.specs), "jax")
+        emit(sharded, ShardedProgram(program.program, (mapped,), program.specs), "jax")
     with pytest.raises(InputError, match="found framework 'mpi'; one of jax, torch is required"):
-        emit(made, program, "mpi")  # type: ignore[arg-type]
+        emit(sharded, program, "mpi")  # type: ignore[arg-type]

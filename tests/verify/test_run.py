@@ -69,18 +69,18 @@ PERMUTED: tuple[tuple[str, str, Mapping[str, int]], ...] = (
 def by_cases(text: str, mesh: Mapping[str, int]) -> ProductProgram:
     expression = parse_expression(text)
     sizes = {dim: 8 * (1 + index % 2) for index, dim in enumerate(d for o in expression.operands for d in o.spec.dims)}
-    made = shard_expression(expression, Mesh.of(mesh), sizes)
-    return made, derive_by_cases(made)
+    sharded = shard_expression(expression, Mesh.of(mesh), sizes)
+    return sharded, derive_by_cases(sharded)
 
 
 def permuting(before: str, after: str, mesh: Mapping[str, int]) -> ProductProgram:
-    made, _ = by_cases(f"{before} * B[J, K] -> C[I, K]", mesh)
+    sharded, _ = by_cases(f"{before} * B[J, K] -> C[I, K]", mesh)
     _, program = by_cases(f"{after} * B[J, K] -> C[I, K]", mesh)
     goal = parse_tensor(after).spec
-    moved = made.operands[0].sharded_axes | goal.sharded_axes
-    permute = Collective(CollectiveKind.PERMUTE, tuple(sorted(moved)), made.operands[0], goal)
+    moved = sharded.operands[0].sharded_axes | goal.sharded_axes
+    permute = Collective(CollectiveKind.PERMUTE, tuple(sorted(moved)), sharded.operands[0], goal)
     steps = (CollectiveStep(program.program.tensors["A"], permute), *program.steps)
-    return made, ShardedProgram(program.program, steps, program.specs)
+    return sharded, ShardedProgram(program.program, steps, program.specs)
 
 
 def cases() -> list[ProductProgram]:
@@ -137,14 +137,14 @@ def test_the_file_runs_by_the_command_in_its_header(
 ) -> None:
     text = "A[I_X, J] * B[J, K] -> C[I, K_X]"
     expression = parse_expression(text)
-    made = shard_expression(expression, Mesh.of(mesh), {"I": 12, "J": 6, "K": 24})
+    sharded = shard_expression(expression, Mesh.of(mesh), {"I": 12, "J": 6, "K": 24})
     path = tmp_path / "product.py"
-    path.write_text(emit(made, derive_by_cases(made), framework))  # type: ignore[arg-type]
+    path.write_text(emit(sharded, derive_by_cases(sharded), framework))  # type: ignore[arg-type]
     done = subprocess.run(
         [sys.executable, *launcher, str(path), "7"], capture_output=True, text=True, timeout=HANG_S, check=True
     )
     (line,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert line["num_devices"] == made.mesh.num_devices
+    assert line["num_devices"] == sharded.mesh.num_devices
     assert line["max_relative_error"] <= 1e-5
 
 
@@ -162,9 +162,9 @@ def test_a_framework_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch
 def test_a_product_on_the_way_that_fits_no_host_is_refused() -> None:
     """Queries and keys of two numbers each, but a score for every pair of them."""
     expression = parse_expression("Q[T_X, H] * K[S, H] * V[S, E] -> O[T_X, E]")
-    made = shard_expression(expression, Mesh.of({"X": 2}), {"T": 2**14, "S": 2**14, "H": 2, "E": 2})
+    sharded = shard_expression(expression, Mesh.of({"X": 2}), {"T": 2**14, "S": 2**14, "H": 2, "E": 2})
     with pytest.raises(InputError, match=r"found 2\.69e\+08 elements in the arrays .* at most 1\.34e\+08 are required"):
-        run_product(made, derive_by_cases(made), "numpy")
+        run_product(sharded, derive_by_cases(sharded), "numpy")
 
 
 def test_a_mesh_that_is_too_large_for_one_host_is_refused() -> None:
@@ -188,12 +188,12 @@ def test_when_one_process_fails_the_others_end(
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*given: Any, **named: Any) -> subprocess.Popen[bytes]:
-        started.append(popen(*given, **named))
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
         return started[-1]
 
     popen = subprocess.Popen
-    monkeypatch.setattr(module, "emit", lambda made, program, framework: source)
+    monkeypatch.setattr(module, "emit", lambda expression, program, framework: source)
     monkeypatch.setattr(module.subprocess, "Popen", start)
     with pytest.raises(ShardwiseError, match=message):
         run_product(*by_cases("A[I_X] * B[I_X] -> C[]", {"X": 2}), "torch", timeout_s=timeout_s)

@@ -24,9 +24,9 @@ from shardwise.verify.systolic_simulation import run_systolic
 )
 def test_the_product_and_its_cycles(rows: int, depth: int, width: int, side: int) -> None:
     random = np.random.default_rng(rows * depth + width)
-    left, right = random.standard_normal((rows, depth)), random.standard_normal((depth, width))
-    run = run_systolic(left, right, side)
-    np.testing.assert_allclose(run.product, left @ right, rtol=1e-12, atol=1e-12)
+    activations, weights = random.standard_normal((rows, depth)), random.standard_normal((depth, width))
+    run = run_systolic(activations, weights, side)
+    np.testing.assert_allclose(run.product, activations @ weights, rtol=1e-12, atol=1e-12)
     tiles = -(-depth // side) * -(-width // side)
     array = SystolicArray(side=side)
     assert run.cycles == array.cycles(rows, tiles)
@@ -37,8 +37,8 @@ def test_eight_rows_take_eight_cycles_in_a_full_array() -> None:
     """S0, part 2: [8, 128] · [128, 128] every 8 cycles once the array is full."""
     array = SystolicArray(side=128)
     assert array.steady_cycles(8) == 8
-    right = np.eye(128)
-    once, twice = (run_systolic(np.ones((rows, 128)), right, 128).cycles for rows in (8, 16))
+    weights = np.eye(128)
+    once, twice = (run_systolic(np.ones((rows, 128)), weights, 128).cycles for rows in (8, 16))
     assert twice - once == 8
     assert once == array.fill + 8 + array.drain == 128 + 8 + 254
 
@@ -52,8 +52,10 @@ def test_the_bubble_is_paid_once() -> None:
 
 
 def test_padding_counts_whole_tiles() -> None:
-    one = MatrixProduct(rows=5, d_in=100, d_out=129, count=3)
-    assert one.flops == 2 * 3 * 5 * 100 * 129
-    padded = one.padded(128)
+    product = MatrixProduct(rows=5, d_in=100, d_out=129, count=3)
+    assert product.flops == 2 * 3 * 5 * 100 * 129
+    padded = product.padded(128)
     assert (padded.rows, padded.d_in, padded.d_out, padded.count) == (8, 128, 256, 3)
-    assert padding_efficiency([one, padded], 128) == pytest.approx((one.flops + padded.flops) / (2 * padded.flops))
+    assert padding_efficiency([product, padded], 128) == pytest.approx(
+        (product.flops + padded.flops) / (2 * padded.flops)
+    )
