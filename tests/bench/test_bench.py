@@ -43,7 +43,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @pytest.mark.usefixtures("small")
-def test_all_is_measured_and_calibrate_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_reads_the_lines_of_bench_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "machine.jsonl"
     code, text, err = run(capsys, "all", "--out", str(out), "--device", "cpu")
     assert (code, err) == (0, "")
@@ -58,7 +58,7 @@ def test_all_is_measured_and_calibrate_reads_it(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.usefixtures("small")
-def test_what_the_file_has_is_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_points_in_the_file_are_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "machine.jsonl"
     run(capsys, "matmul", "--out", str(out), "--device", "cpu")
     first = out.read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path, capsys: pytest.
     ],
 )
 @pytest.mark.usefixtures("small")
-def test_wrong_input(arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_refused(arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     if "cuda" in arguments and torch.cuda.is_available():
@@ -96,7 +96,7 @@ def test_wrong_input(arguments: list[str], parts: list[str], capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("small")
-def test_products_of_fp8_and_tf32(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fp8_and_tf32_products_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Attention has no line in fp8, and the switch for tf32 is as it was."""
     code, payload, _ = run(capsys, "matmul", "--device", "cpu", "--dtype", "fp8", "--dtype", "tf32", "--json")
     assert code == 0
@@ -106,7 +106,9 @@ def test_products_of_fp8_and_tf32(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"a": 1}', "[1]"])
-def test_a_file_of_something_else_stays_as_it_is(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_another_kind_is_not_overwritten(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "notes.txt"
     out.write_text(text, encoding="utf-8")
     code, _, err = run(capsys, "memory", "--out", str(out), "--device", "cpu")
@@ -125,7 +127,7 @@ def test_lines_of_another_machine_are_measured_here_too(tmp_path: Path) -> None:
         append_line(tmp_path, line)
 
 
-def test_the_median_of_repetitions() -> None:
+def test_times_are_summarised_by_median_and_range() -> None:
     summary = summarise_times([3.0, 1.0, 2.0, 100.0, 2.5])
     assert (summary.seconds, summary.low, summary.high, summary.repeats) == (2.5, 1.0, 100.0, 5)
     calls: list[int] = []
@@ -134,7 +136,7 @@ def test_the_median_of_repetitions() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", benchmark_lines.BENCHMARK_KINDS)
-def test_each_shape_once(kind: str, device: str) -> None:
+def test_each_kind_lists_every_shape_once(kind: str, device: str) -> None:
     keys = [line_key(line) for line in benchmark_lines.list_benchmark_lines(kind, device, ("bf16",), 8)]
     assert keys
     assert len(keys) == len(set(keys))
@@ -146,7 +148,7 @@ def _for_ever(rank: int, size: int, place: torch.device, argument: object) -> It
         signal.pause()
 
 
-def test_processes_end_when_nobody_listens_any_more() -> None:
+def test_processes_end_when_their_results_are_closed() -> None:
     """As after Ctrl-C: the one that measures ends those that it started, which never hear it."""
     results = run_in_processes(_for_ever, None, "cpu", 2, 2)
     assert next(results) == 0
@@ -157,7 +159,7 @@ def test_processes_end_when_nobody_listens_any_more() -> None:
 
 
 @pytest.mark.parametrize("kernel_s", [1e-6, 3e-5, 2e-3, 0.2, 4.0])
-def test_a_kernel_takes_as_long_as_a_clock_says(kernel_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_seconds_equal_the_clock_for_any_kernel_length(kernel_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many runs a repetition has."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)

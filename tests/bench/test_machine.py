@@ -132,7 +132,7 @@ def result_of(machine_fit: MachineFit) -> MachineResult:
     )
 
 
-def test_constants_come_back_out_of_the_seconds_that_they_made() -> None:
+def test_fit_recovers_known_constants() -> None:
     constants = fit().constants()
     assert constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys() - {"host_s"}, "a CPU is its own host"
     # the product that is the best of all is faster than the constants say: it is one of 30
@@ -141,7 +141,7 @@ def test_constants_come_back_out_of_the_seconds_that_they_made() -> None:
         assert constants[name] == pytest.approx(value, rel=close.get(name, 1e-6)), name
 
 
-def test_links_come_back_too() -> None:
+def test_fit_recovers_known_links() -> None:
     hop, rate = fit().fit_link()
     assert (hop, rate) == (pytest.approx(HOP_S), pytest.approx(LINK_RATE))
     cluster = result_of(fit()).cluster
@@ -149,7 +149,7 @@ def test_links_come_back_too() -> None:
     assert reached.topology.tiers[0].egress(2) == pytest.approx(LINK_RATE)  # type: ignore[union-attr]
 
 
-def test_what_no_machine_can_have_is_brought_within_bounds() -> None:
+def test_impossible_constants_are_clipped_to_their_bounds() -> None:
     times = seconds()
     times |= {name: s * 1e-3 for name, s in times.items() if "attention " in name or name.endswith("update")}
     times |= {"beside/longer": -0.019, "tiny/layer": 1e-9}
@@ -161,7 +161,7 @@ def test_what_no_machine_can_have_is_brought_within_bounds() -> None:
     assert constants["update"] == BENCH_ONLY_CONSTANTS["update"].low
 
 
-def test_the_file_is_read_back_to_the_last_digit_and_planned_for(tmp_path: Path) -> None:
+def test_cluster_file_round_trips_exactly_and_prices_a_plan(tmp_path: Path) -> None:
     result, path = result_of(fit()), tmp_path / "machine.toml"
     write_cluster_file(result, path)
     cluster = load_cluster(str(path))
@@ -177,7 +177,7 @@ def test_the_file_is_read_back_to_the_last_digit_and_planned_for(tmp_path: Path)
     assert any("shardwise: measured on this machine" in note for note in estimate.notes)
 
 
-def test_a_factor_of_its_own_moves_its_kernels_alone() -> None:
+def test_update_and_loss_factors_scale_only_their_kernels() -> None:
     """Without one the update and the loss are as other elementwise kernels."""
     machine_fit = fit()
     result = result_of(machine_fit)
@@ -198,7 +198,7 @@ def test_a_factor_of_its_own_moves_its_kernels_alone() -> None:
     assert time_of(update=KNOWN["elementwise"])["backward"] > same["backward"]
 
 
-def test_the_spread_covers_what_repeats_show_and_ten_percent_at_least() -> None:
+def test_interval_covers_the_repeats_and_at_least_ten_percent() -> None:
     calm = [seconds()] * 3
     assert prediction_interval(calm, SAMPLES) == (pytest.approx(1 / 1.1), pytest.approx(1.1))
     wild = [{name: s * scale for name, s in seconds().items()} for scale in (0.8, 1.0, 1.4)]
@@ -208,7 +208,7 @@ def test_the_spread_covers_what_repeats_show_and_ten_percent_at_least() -> None:
     assert median_rounds(wild) == pytest.approx(seconds())
 
 
-def test_whole_steps_say_how_much_longer_kernels_take_between_others() -> None:
+def test_whole_steps_scale_the_kernel_rates() -> None:
     """Kernels that take 1.3 times as long in every step make rates of 1 / 1.3, and communication stays as it was."""
     isolated, times = fit(), seconds()
     assert isolated.in_step == pytest.approx(1.0)
@@ -226,7 +226,7 @@ def test_whole_steps_say_how_much_longer_kernels_take_between_others() -> None:
     assert slower.measured_over_predicted() == pytest.approx(dict.fromkeys(kernel_seconds, 1.0), rel=0.02)
 
 
-def test_steps_of_few_rows_tell_starts_from_kernels() -> None:
+def test_short_steps_separate_start_times_from_kernel_times() -> None:
     """Kernels 1.2 times as long as alone, and the time between them 2.5 times: both come back, and so do the steps."""
     isolated, times = fit(), seconds()
     for name, (_, kernels_s, starts_s) in zip(isolated.steps, isolated._step_parts(), strict=True):
@@ -245,7 +245,7 @@ def test_steps_of_few_rows_tell_starts_from_kernels() -> None:
     assert max(share for name, share in shares.items() if not name.startswith("short")) < 0.1
 
 
-def test_what_the_factors_miss_of_whole_steps_widens_the_interval() -> None:
+def test_residuals_of_whole_steps_widen_the_interval() -> None:
     names = {step.name for step in CPU_SIZES.steps(2)}
     times = {name: s * (2.0 if name in names and name.startswith("256") else 1.0) for name, s in seconds().items()}
     misses = fit(times).measured_over_predicted()
@@ -257,7 +257,7 @@ def test_what_the_factors_miss_of_whole_steps_widens_the_interval() -> None:
     assert prediction_interval([times] * 3, SAMPLES, [1.01, 0.99, 1.0])[1] == pytest.approx(1.1)
 
 
-def test_one_step_is_not_fitted_to() -> None:
+def test_a_single_step_fits_no_factor() -> None:
     """Nothing would be left to judge predictions by."""
     sizes = replace(CPU_SIZES, samples=SAMPLES[:1], short_samples=())
     times = {name.replace("fsdp step", "one process step"): s for name, s in seconds().items()}
@@ -272,14 +272,14 @@ def test_one_step_is_not_fitted_to() -> None:
     [sample_layer for sample_layer in SAMPLES if sample_layer.has_loss],
     ids=lambda sample_layer: sample_layer.name,
 )
-def test_the_loss_is_measured_of_values_that_no_processor_is_slow_with(sample: SampleLayer) -> None:
+def test_loss_operands_have_no_subnormal_probabilities(sample: SampleLayer) -> None:
     """Weights of a deviation of 1 made 4% of the probabilities subnormal, and with them the operands of the head's products."""
     x, weight, _ = loss_operands(sample, torch.device("cpu"))
     shares = torch.softmax(x @ weight.t(), dim=-1)
     assert shares.min() > 1e3 * torch.finfo(torch.float32).smallest_normal
 
 
-def test_the_stacks_constants_come_from_runs_of_its_own() -> None:
+def test_constants_of_the_stack_come_from_its_own_runs() -> None:
     """No published run is of it: three of `train` on one H200 are in the fit, and its interval is that of a new stack."""
     stack = get_stack(STACK)
     assert stack.kind == "eager"
@@ -414,7 +414,7 @@ def test_a_gpu_that_the_catalogue_lacks_has_the_best_rates_as_peaks() -> None:
     assert chip.memory_bytes == 24e9
 
 
-def test_shares_of_peaks_come_back_out_of_the_seconds_that_they_made() -> None:
+def test_fit_recovers_known_shares_of_peaks() -> None:
     """A product at 80% of the peak, a copy at 90% of the bandwidth and fp8 at 70% of its peak, on two GPUs whose links reach half
     of what the catalogue says."""
     facts = replace(gpu_facts(2, MACHINE_SIZES["cuda"], FakeCuda()), num_processes=2)
@@ -461,7 +461,7 @@ def test_shares_of_peaks_come_back_out_of_the_seconds_that_they_made() -> None:
         ("NVIDIA L40", 47.7, None), ("NVIDIA H200 MIG 3g.71gb", 74.8, None),
     ],
 )  # fmt: skip
-def test_names_of_pytorch_and_of_the_catalogue(device_name: str, gb: float, chip: str | None) -> None:
+def test_gpu_names_of_pytorch_map_to_the_catalogue(device_name: str, gb: float, chip: str | None) -> None:
     assert match_chip(device_name, gb * 1e9) == chip
 
 
@@ -482,6 +482,6 @@ def test_a_gpu_takes_less_than_a_minute() -> None:
     assert 7 * once_s < 45.0
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write .*; a path in a writable directory is required"):
         write_cluster_file(result_of(fit()), tmp_path)

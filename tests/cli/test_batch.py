@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-def test_the_example_was_made_from_a_law_which_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_recovers_the_law_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     """examples/batch/runs.csv: S_min = 1,200 and B_noise = 250,000, with a scatter of 3%."""
     code, out, err = run(capsys, "batch", "fit", str(EXAMPLE), "--json")
     assert (code, err) == (0, "")
@@ -93,7 +93,7 @@ def test_a_folder_with_failures_is_reported_and_drawn(capsys: pytest.CaptureFixt
         assert line in text
 
 
-def test_a_critical_batch_that_was_not_run_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_critical_batch_outside_the_runs_is_noted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = "\n".join(f"{batch},{LAW.steps(batch)}" for batch in (2**10, 2**11, 2**12))
     (tmp_path / "runs.csv").write_text(f"batch_tokens,steps\n{rows}\n", encoding="utf-8")
     _, out, _ = run(capsys, "batch", "fit", str(tmp_path / "runs.csv"))
@@ -114,7 +114,7 @@ def test_a_critical_batch_that_was_not_run_is_said(capsys: pytest.CaptureFixture
         ),
     ],
 )
-def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str) -> None:
+def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str) -> None:
     try:
         code, _, err = run(capsys, *arguments)
     except SystemExit as ended:
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: li
     assert problem in err
 
 
-def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers() -> None:
+def test_python_result_reports_the_numbers_of_the_payload() -> None:
     sweep = batch("fit", EXAMPLE)
     assert sweep.source == str(EXAMPLE)
     assert require_payload_numbers(sweep) > 10

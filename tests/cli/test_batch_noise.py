@@ -68,7 +68,7 @@ def test_the_noise_scale_is_that_of_the_last_half(run: str, capsys: pytest.Captu
     assert report["parts"][0]["seen_tokens"] == pytest.approx(BIG * (1 + 3 + 5 + 7 + 9) / 5)
 
 
-def test_the_report_says_what_the_batch_is_beside_it(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_compares_the_batch_with_the_noise_scale(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", "noise", run]) == 0
     text = capsys.readouterr().out
     assert "50 steps measured the noise scale" in text
@@ -77,7 +77,7 @@ def test_the_report_says_what_the_batch_is_beside_it(run: str, capsys: pytest.Ca
     assert "from gradients of 512 tokens" in text
 
 
-def test_it_is_drawn(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_draws_noise_scale_and_batch(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "noise.svg"
     assert main(["batch", "noise", run, "--plot", str(target)]) == 0
     text = target.read_text(encoding="utf-8")
@@ -85,7 +85,9 @@ def test_it_is_drawn(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "batch" in text
 
 
-def test_what_is_lost_in_noise_has_no_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interval_is_unbounded_where_the_gradient_is_lost_in_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = logged(tmp_path / "b", [record(step, squared=-0.1 if step % 2 else 0.1) for step in range(1, 41)])
     assert main(["batch", "noise", run, "--json"]) == 0
     noise = json.loads(capsys.readouterr().out)["noise"]
@@ -102,7 +104,7 @@ def test_a_run_that_measured_nothing_is_refused(tmp_path: Path, capsys: pytest.C
         sw.run_noise(run)
 
 
-def test_plans_find_what_a_run_measured(run: str) -> None:
+def test_plan_reads_the_noise_scale_of_a_run(run: str) -> None:
     folder = RunFolder(Path(run))
     write_noise(folder, read_log(folder.log))
     scale = parse_noise_scale(run)

@@ -74,7 +74,7 @@ def test_many_alike_runs_narrow_the_interval(capsys: pytest.CaptureFixture[str],
     assert high / low < of_three_runs[1] / of_three_runs[0]
 
 
-def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_payload_has_constants_errors_and_residuals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bench = tmp_path / "machine.jsonl"
     bench.write_text(COPY, encoding="utf-8")
     code, text, _ = run(capsys, "calibrate", "h100:32", "--runs", RUNS, "--bench", str(bench), "--json")
@@ -93,7 +93,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert {residual["kind"] for residual in payload["residuals"]} == {"dense", "moe", "bench"}
 
 
-def test_the_report_says_what_is_not_identified(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_report_names_constants_that_are_not_identified(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bench = tmp_path / "machine.jsonl"
     bench.write_text(COPY + COPY.replace("4e9", "4e6").replace("1.6e-3", "3e-6"), encoding="utf-8")
     _, text, _ = run(capsys, "calibrate", "h100:8", "--bench", str(bench), "--stack", "torchtitan")
@@ -117,13 +117,13 @@ def test_the_report_says_what_is_not_identified(capsys: pytest.CaptureFixture[st
         (("h100:8", "--runs", RUNS, "--out", "/none/mine.toml"), "--out: cannot write /none/mine.toml: No such file"),
     ],
 )  # fmt: skip
-def test_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
     code, out, err = run(capsys, "calibrate", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
 
 
-def test_the_help_says_what_the_files_look_like(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_the_file_formats(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["calibrate", "--help"])
     text = capsys.readouterr().out
@@ -150,7 +150,7 @@ bytes_per_s = "50 GB/s"
 """
 
 
-def test_a_chip_of_ones_own_by_a_launch_and_its_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_custom_chip_is_calibrated_by_a_launch_and_its_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """From a plan on it to a calibrated cluster, by the run itself and by a row of it; and once more from there."""
     cluster_file, calibrated_file, plan, rows = (
         str(tmp_path / name) for name in ("x1.toml", "mine.toml", "plan.json", "rows.csv")
@@ -179,7 +179,7 @@ def test_a_chip_of_ones_own_by_a_launch_and_its_log(capsys: pytest.CaptureFixtur
     assert (code, "1 of another chip, x1" in err) == (2, True)
 
 
-def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path: Path) -> None:
+def test_python_result_reports_the_numbers_of_the_payload(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
     calibration = sw.calibrate("h100:8", RUNS, out=out)
     assert (calibration.name, calibration.out, len(calibration.fit.runs)) == ("mine", str(out), 3)
@@ -189,7 +189,9 @@ def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path:
         sw.calibrate("h100:8")
 
 
-def test_calibrating_again_starts_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_calibrating_again_starts_from_the_published_constants(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     out = str(tmp_path / "mine.toml")
     run(capsys, "calibrate", "h100:8", "--runs", RUNS, "--out", out)
     first = load_cluster(out)

@@ -31,7 +31,7 @@ def write_result(path: Path, tpot_s: float, ttft_s: float) -> str:
     return str(path)
 
 
-def test_results_calibrate_what_is_estimated_and_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_calibration_changes_estimates_and_plans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plain = sw.serve_estimate(
         "llama-3.1-8b", "h100:2", layout="tp=2", isl=1000, osl=200, concurrency=16, memory_fraction=0.92
     )
@@ -73,7 +73,7 @@ def test_results_calibrate_what_is_estimated_and_planned(capsys: pytest.CaptureF
     assert plans[0].concurrency > plans[1].concurrency
 
 
-def test_what_is_no_calibration_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_invalid_calibration_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     result = write_result(tmp_path / "result.json", 0.01, 0.1)
     wrong = tmp_path / "wrong.json"
     wrong.write_text('{"tokens": 1}')

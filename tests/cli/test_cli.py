@@ -391,7 +391,7 @@ def test_every_policy_of_the_help_can_be_pinned(capsys: pytest.CaptureFixture[st
             )
 
 
-def test_verbs_and_flags() -> None:
+def test_verbs_have_exactly_the_listed_flags() -> None:
     flags_by_verb = {
         name: sorted(flag for action in parser._actions for flag in action.option_strings if flag.startswith("--"))
         for name, parser in verb_parsers().items()
@@ -401,7 +401,7 @@ def test_verbs_and_flags() -> None:
     assert top == {"--help", "--version"}
 
 
-def test_the_whole_report_of_a_plan_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_plan_report_has_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *PLAN, "-v")
     assert (code, err) == (0, "")
     for part in (
@@ -520,7 +520,7 @@ def test_a_printed_layout_with_whole_experts_can_be_given_again(capsys: pytest.C
     assert run(capsys, *job, f"{degrees} recompute=full", "-v")[1] == out
 
 
-def test_set_replaces_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+def test_set_overrides_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json", "--set", "model.num_layers=16",
                     "--set", "chip.memory_bytes=141GB", "--set", "job.overlap=sum")  # fmt: skip
     payload = json.loads(out)
@@ -549,7 +549,7 @@ def test_set_changes_how_the_run_is_priced(capsys: pytest.CaptureFixture[str]) -
     assert payload["cluster"]["chip_specification"]["sources"]["price_usd_per_hour"] == "set by hand"
 
 
-def test_the_report_tells_of_the_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_days_and_dollars_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(
         capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--set", "chip.price_usd_per_hour=2.5", "-v"
     )
@@ -566,7 +566,7 @@ def test_the_report_tells_of_the_whole_run(capsys: pytest.CaptureFixture[str]) -
     assert "the whole run" not in out
 
 
-def test_a_local_machine_and_a_short_run_are_told_for_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_names_a_local_machine_and_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("estimate", "gpt-2", "local:4", "--batch-tokens", "64Ki", "--seq-len", "1024", "--layout", "fsdp=4")
     _, out, _ = run(capsys, *job, "--precision", "fp32", "--tokens", "10M", "-v")
     assert "local:N is a cluster of N processes that share the catalogue's generic host (show chips cpu)" in out
@@ -658,7 +658,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "parts"), WRONG, ids=lambda value: " ".join(value[-4:]) if len(value) > 4 else None
 )
-def test_wrong_input_is_said_and_exits_2(
+def test_wrong_input_exits_2_with_the_problem(
     arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, *arguments)
@@ -683,9 +683,7 @@ def test_wrong_input_is_said_and_exits_2(
         (["show", "models", ""], "NAME"),
     ],
 )
-def test_an_empty_text_is_not_taken_for_nothing(
-    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_argument_is_refused(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -709,7 +707,7 @@ def test_a_picture_of_another_kind_is_refused(arguments: list[str], capsys: pyte
     assert "a name that ends in .svg, .png, .pdf is required" in capsys.readouterr().err
 
 
-def test_terms_of_memory_are_shown_whether_they_add_or_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_negative_memory_terms_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """The peak of the first stage is where saved tensors of a layer have gone: its workspace is below zero."""
     layout = "fsdp=4 pp=2 schedule=1f1b zero_stage=2 layers_per_stage=17,15"
     arguments = [
@@ -732,7 +730,7 @@ def test_terms_of_memory_are_shown_whether_they_add_or_take(capsys: pytest.Captu
     assert shown == {name: format_bytes(size) for name, size in memory.items() if size}
 
 
-def test_a_place_that_cannot_be_written_is_found_before_the_search(
+def test_an_unwritable_out_file_is_refused_before_the_search(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("shardwise.search.planner.make_plan", lambda *operands, **options: pytest.fail("searched"))
@@ -742,7 +740,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_search(
         assert f"cannot write {target}" in err
 
 
-def test_one_of_a_thing_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_of_one_are_singular(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *ESTIMATE[:-1], "512Ki", "--layout", "fsdp=8 micro_batch_seqs=8 recompute=full", "-v")
     assert "524K tokens are 1 step: " in out
     assert "8 replicas, 1 micro-batch of 8 sequences each" in out
@@ -754,7 +752,7 @@ def test_the_leanest_layout_is_named(capsys: pytest.CaptureFixture[str]) -> None
     assert " 0 B less memory" not in out
 
 
-def test_all_violations_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_violations_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, err = run(capsys, *ESTIMATE, "--layout", "tp=3 pp=64 micro_batch_seqs=999 cp=7")
     for rule in ("devices", "heads_by_tp", "sequence_by_cp", "stages", "micro_batch"):
         assert f"layout: {rule}:" in err

@@ -28,7 +28,7 @@ def payload(*arguments: str) -> dict[str, Any]:
     return parsed
 
 
-def test_a_torus_says_what_wraparound_is_worth() -> None:
+def test_report_of_a_torus_compares_with_and_without_wraparound() -> None:
     """S2, quiz 2: 559 microseconds on the line that it is, 373 if it were a ring."""
     shown = run(*V5E)
     applies = [line for line in shown.splitlines() if "<- applies" in line]
@@ -86,7 +86,7 @@ def test_switches_compare_algorithms() -> None:
         ("h100:64", "4", [4, 1], []),
     ],
 )
-def test_where_axes_lie(on: str, axes: str, placed: list[int], wraps: list[bool]) -> None:
+def test_axes_are_placed_on_the_topology(on: str, axes: str, placed: list[int], wraps: list[bool]) -> None:
     report = payload("all-gather", "34MB", "--axes", axes, "--on", on)
     assert report["axes"] == placed
     assert [wrapped for wrapped, size in zip(report["wraps"], placed, strict=False) if size > 1] == [
@@ -101,7 +101,7 @@ def test_where_axes_lie(on: str, axes: str, placed: list[int], wraps: list[bool]
         ("2048x8192", "bf16", 2.0**25), ("2048x8192", "fp32", 2.0**26), ("16x16x16", "int4", 2048.0),
     ],
 )  # fmt: skip
-def test_sizes(text: str, dtype: str, num_bytes: float) -> None:
+def test_sizes_of_arrays_are_parsed(text: str, dtype: str, num_bytes: float) -> None:
     assert payload("all-gather", text, "--axes", "4", "--on", "tpu-v5e", "--dtype", dtype)["bytes"] == num_bytes
 
 
@@ -146,7 +146,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "parts"), WRONG, ids=lambda value: " ".join(value[:6]) if len(value) > 4 else None
 )
-def test_wrong_input_is_said(
+def test_wrong_input_is_refused(
     arguments: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -176,7 +176,7 @@ def test_a_cluster_file_takes_the_place_of_a_slice(tmp_path: Path) -> None:
     assert from_file | {"on": ""} == from_slice | {"on": ""}
 
 
-def test_a_group_between_pods() -> None:
+def test_a_group_across_pods_takes_the_network_between_them() -> None:
     text = run("all-reduce", "1GB", "--axes", "16,16,4", "--on", "tpu-v5e:16x16*4")
     assert "over 16 x 16 x 4 devices on tpu-v5e:16x16*4" in text
     assert "between pods (3.12 GB/s for each chip: its part of its host's egress)" in text

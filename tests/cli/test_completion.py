@@ -61,7 +61,7 @@ def test_every_verb_is_offered_with_its_line() -> None:
         (["plan", "llama-3-8b", "h100:8", "--batch-tokens", ""], []),
     ],
 )  # fmt: skip
-def test_what_may_stand_at_the_end(line: list[str], expected: Sequence[str]) -> None:
+def test_completions_of_a_partial_line(line: list[str], expected: Sequence[str]) -> None:
     assert words(*line) == list(expected)
 
 
@@ -71,7 +71,7 @@ def test_flags_have_the_line_of_their_help() -> None:
     assert all(completions.values())
 
 
-def test_each_shell_has_the_words_as_it_takes_them() -> None:
+def test_each_shell_quotes_the_words_in_its_syntax() -> None:
     assert bash_lines(["shardwise show clusters h200:6"]) == ["64"]
     assert bash_lines(["shardwise export 'a plan.json' --to=megatron-"]) == ["megatron-bridge"]
     assert bash_lines(["shardwise explain 'not closed"]) == []
@@ -199,6 +199,6 @@ def test_bash_offers_several(shell_of: tuple[str, dict[str, str]]) -> None:
     assert done.stdout.splitlines() == ["models", "complete -o default -F _shardwise shardwise"]
 
 
-def test_bash_hands_over_one_line() -> None:
+def test_bash_completion_takes_the_line_as_one_argument() -> None:
     with pytest.raises(InputError, match="found 2; bash hands over its line as one word"):
         complete_for_shell("bash", ["shardwise", "plan"])

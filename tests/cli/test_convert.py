@@ -87,7 +87,7 @@ def test_one_checkpoint_and_another_format_of_numbers(
     assert equal(tmp_path / "hf", weights, torch.bfloat16)
 
 
-def test_what_begins_a_run_elsewhere_is_said(
+def test_report_names_the_command_that_starts_from_the_weights(
     weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_hf(weights, tmp_path / "hf", seq_len=SEQ_LEN)
@@ -103,7 +103,7 @@ def test_what_begins_a_run_elsewhere_is_said(
         )  # the other formats have them
 
 
-def test_what_is_wrong_is_said_in_a_line(
+def test_wrong_input_is_refused_in_one_line(
     a_run: Path, weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hf, titan, out = tmp_path / "hf", tmp_path / "titan", tmp_path / "out"
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_said_in_a_line(
         assert not out.exists()
 
 
-def test_a_checkpoint_without_its_run(
+def test_a_checkpoint_without_its_run_needs_a_model(
     a_run: Path, weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (a_run / "checkpoints" / "step-00000001").rename(tmp_path / "alone")

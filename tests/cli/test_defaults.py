@@ -129,7 +129,7 @@ def test_where_nothing_fits_whatever_the_batch_the_first_reason_is_given(capsys:
         (["estimate", "gpt-9", "h100:8"], "found 'gpt-9'"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_wrong_input_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], problem: str
 ) -> None:
     file = str(tmp_path / "plan.json")

@@ -54,7 +54,7 @@ def run_blocked(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_report_and_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_payload_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     payload = json.loads(capsys.readouterr().out)
     require_valid(payload)
@@ -110,7 +110,7 @@ def test_verbs_that_need_pytorch_say_so() -> None:
         )
 
 
-def test_a_verb_without_what_it_needs_says_one_sentence(
+def test_a_verb_without_its_package_prints_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, "torch")
@@ -152,7 +152,9 @@ H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85e9)
         ),
     ],
 )  # fmt: skip
-def test_what_pytorch_has(torch: TorchSupport, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_lists_the_devices_and_backends_of_pytorch(
+    torch: TorchSupport, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = replace(describe_host(), torch=torch)
     monkeypatch.setattr(diagnosis, "describe_host", lambda folder: host)
     diagnosed = sw.doctor()
@@ -162,7 +164,7 @@ def test_what_pytorch_has(torch: TorchSupport, lines: list[str], monkeypatch: py
         assert line in text, text
 
 
-def test_a_damaged_pytorch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_pytorch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     support = describe_host().torch
     assert support is not None

@@ -55,7 +55,7 @@ def ledger_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_status_says_states_the_best_what_is_left_and_what_failed(
+def test_status_lists_states_best_pending_and_failed_runs(
     capsys: pytest.CaptureFixture[str], ledger_file: Path
 ) -> None:
     code, out, err = run(capsys, "experiments", "status", str(ledger_file))

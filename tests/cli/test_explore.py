@@ -28,7 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["--at", "layout=tp=zero"], "tp: found 'zero'"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_served(
+def test_wrong_input_is_refused_before_serving(
     capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
     code, out, err = run(capsys, *arguments, "--no-browser")

@@ -48,7 +48,7 @@ def test_a_map_of_the_best_layouts() -> None:
     assert marks_of(chart, Cells)[0].cells[0].lines[0] in texts(drawing)
 
 
-def test_what_figures_say_of_crossings_is_drawn() -> None:
+def test_crossings_named_in_the_text_are_drawn() -> None:
     """The texts beside the plots have numbers; the charts have the same."""
     (ratios,), (times,) = sw.figure("strategies-4x4x4").charts(), sw.figure("strategies-16x16x16").charts()
     assert [round(rule.at) for rule in marks_of(ratios, RuleLine)] == [434, 850]
@@ -110,13 +110,13 @@ def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) 
         (["roofline", "zero-stages", "--out", "a.svg"], "--out: found 'a.svg' for 2 figures; a folder, or one NAME"),
     ],
 )
-def test_wrong_figures(capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str) -> None:
+def test_unknown_figures_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str) -> None:
     code, _, err = run(capsys, *arguments)
     assert code == 2
     assert problem in err
 
 
-def test_a_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "zero-stages", "--out", str(tmp_path / "file"))
     assert code == 2

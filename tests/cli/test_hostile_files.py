@@ -52,7 +52,7 @@ VERBS: dict[str, Callable[[str], list[str]]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_a_device_in_place_of_a_file(
+def test_a_pipe_or_a_device_is_refused_as_a_file(
     verb: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for ending in ("", ".toml", ".csv"):
@@ -168,11 +168,11 @@ def test_a_plan_whose_topology_has_no_kind(kind: Any, tmp_path: Path, capsys: py
     ],
     ids=["stages", "passes", "virtual stages", "name"],
 )
-def test_words_that_no_verb_can_follow(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_no_verb_accepts_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refused(capsys, *words.split())
 
 
-def test_a_line_that_a_shell_would_not_complete(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_of_an_invalid_line_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash", "bash"]) == 0
     capsys.readouterr()
 

@@ -28,13 +28,13 @@ def test_a_cache_and_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in out
 
 
-def test_a_latent_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_names_a_latent_cache(capsys: pytest.CaptureFixture[str]) -> None:
     _, out = run(capsys, "deepseek-v3", "--context", "8Ki")
     assert "61 layers of a latent of 512 and 64 rotary elements, the same for all 128 heads" in out
     assert "a token             70.3 kB" in out
 
 
-def test_windows_are_told_where_they_bind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_names_windows_shorter_than_the_context(capsys: pytest.CaptureFixture[str]) -> None:
     _, long = run(capsys, "gemma-2-9b", "--context", "8Ki")
     _, short = run(capsys, "gemma-2-9b", "--context", "4Ki")
     assert "21 of 42 layers keep the last 4,096, 2.82 GB if they kept all" in long
@@ -47,7 +47,7 @@ def test_weights_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the weights DO NOT FIT" in out
 
 
-def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
+def test_payload_has_cache_sizes_and_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("llama-2-7b", "--context", "1", "--dtype", "int8", "--set", "model.num_layers=64", "--json")
     report = json.loads(run(capsys, *arguments)[1])
     assert report["schema"] == "shardwise.kv-cache/3"
@@ -87,7 +87,7 @@ def test_the_books_leave_no_memory_to_the_runtime(capsys: pytest.CaptureFixture[
         (["llama-3-8b", "--context", "8", "--set", "job.tokens=1"], "model.NAME=VALUE or chip.NAME=VALUE is required"),
     ],
 )
-def test_wrong_input(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_refused(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, *arguments)
     assert code == 2
     assert out.startswith("error: ")

@@ -53,7 +53,7 @@ def test_a_plan_is_written_and_read_back(plan: str, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(("target", "model_flags"), [("megatron", ()), ("deepspeed", ("--model", "llama-3-8b"))])
-def test_a_script_that_starts_more_than_there_is_told(
+def test_a_launch_of_more_processes_than_devices_is_noted(
     target: str, model_flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two nodes of eight, read for both of them and for one: as a note, or beside what then is wrong."""
@@ -65,7 +65,7 @@ def test_a_script_that_starts_more_than_there_is_told(
     assert warning in "".join(run(capsys, "read", *files, "--cluster", "h100:8", *model_flags)[1:])
 
 
-def test_the_payload_of_an_export(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_payload_has_files_and_notes(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "export", plan, "--to", "megatron", "--json")
     report = json.loads(out)
     assert code == 0
@@ -73,7 +73,7 @@ def test_the_payload_of_an_export(plan: str, capsys: pytest.CaptureFixture[str])
     assert report["files"] == ["launch.sh", "launch.slurm", "README.md"]
 
 
-def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_lists_faster_options_of_a_slow_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "plan", *PLAN, "--export", str(tmp_path), "--pin", "recompute=full", "--pin", "tp=8")
     code, out, _ = run(capsys, "read", str(tmp_path / "launch.sh"), "--cluster", "h100:16")
     assert code == 0
@@ -109,7 +109,7 @@ def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys:
         ("$(rm -rf /) --num-layers `reboot`", "num-layers: found '`reboot`'"),
     ],
 )
-def test_what_is_no_launch_is_said_in_a_line(
+def test_texts_without_a_launch_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
     file = tmp_path / "launch.sh"
@@ -120,7 +120,7 @@ def test_what_is_no_launch_is_said_in_a_line(
     assert "Traceback" not in err
 
 
-def test_files_that_cannot_be_read_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "read", str(tmp_path / "none.sh"), "--cluster", "h100:8")[2].startswith(
         "error: read: cannot read"
     )

@@ -131,7 +131,7 @@ def test_every_tool_describes_its_parameters() -> None:
         assert not [text for text in texts if "--batch-tokens" in text or "--tokens" in text]
 
 
-def test_over_pipes_as_a_client_starts_it() -> None:
+def test_server_answers_a_client_over_pipes() -> None:
     parameters = StdioServerParameters(
         command=sys.executable, args=["-m", "shardwise", "mcp", "--tool", "memory"], env=dict(os.environ)
     )

@@ -227,7 +227,7 @@ def test_the_folder_of_a_run_says_what_ran(capsys: pytest.CaptureFixture[str], t
         ((LOG, *RAN, "--set", "model.num_layers=0"), "model"),
     ],
 )  # fmt: skip
-def test_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
     code, out, err = run(capsys, "mfu", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
@@ -269,7 +269,7 @@ def test_a_folder_of_a_tracker_of_experiments(capsys: pytest.CaptureFixture[str]
     assert (code, residual["measured_s"]) == (0, pytest.approx(2 + 1 / 64, rel=1e-6))
 
 
-def test_times_by_the_clock_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_report_says_that_times_are_by_the_clock(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "history.csv"
     path.write_text("_step,_timestamp,lm loss\n" + "".join(f"{n},{100 + 2.5 * n},8.5\n" for n in range(30)))
     _, out, _ = run(capsys, "mfu", str(path), *RAN, *BATCH)
@@ -301,7 +301,7 @@ def test_a_plan_may_stand_where_logs_do(capsys: pytest.CaptureFixture[str], tmp_
     assert "one, of the run that was measured, is required" in err
 
 
-def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path: Path) -> None:
+def test_python_result_reports_the_numbers_of_the_payload(tmp_path: Path) -> None:
     ran = {"model": "llama-3-8b", "cluster": "h100:64", "seq_len": 8192}
     report = sw.mfu([titan_log(tmp_path)], **ran, global_batch_tokens="1Mi", layout="fsdp=64", stack="torchtitan")
     assert report.breakdown is not None

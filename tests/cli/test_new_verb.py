@@ -41,7 +41,7 @@ def plan_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     return str(path)
 
 
-def test_it_runs_and_its_help_errors_and_completion_follow(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_verb_has_help_errors_and_completion(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*words: str) -> tuple[int, str, str]:
         try:
             code: Any = main(["token-rate", *words])

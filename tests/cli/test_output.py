@@ -50,7 +50,7 @@ def test_errors_are_written_in_any_encoding() -> None:
     assert done.stderr.startswith(b"error: model: found 'h>=100'")
 
 
-def test_what_an_encoding_lacks_is_written_in_what_it_has() -> None:
+def test_characters_outside_an_encoding_are_replaced() -> None:
     assert substitute_unencodable("5 µs ≥ 3 → α", "ascii") == "5 us >= 3 -> alpha"
     assert substitute_unencodable("5 µs ≥ 3 → α", "cp1252") == "5 µs >= 3 -> alpha"
     assert substitute_unencodable("\udcff 漢", "utf-8") == "\\udcff 漢"
@@ -59,7 +59,7 @@ def test_what_an_encoding_lacks_is_written_in_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("arguments", [ESTIMATE, [*ESTIMATE, "--json"], ["--help"], ["--version"], ["plan", "--help"]])
-def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
+def test_a_full_disk_is_reported_in_one_line(arguments: list[str]) -> None:
     with FULL.open("wb") as full:
         done = ran(arguments, stdout=full)
     assert done.returncode == 1
@@ -76,7 +76,7 @@ def test_where_errors_cannot_be_written_the_exit_code_says_it() -> None:
 
 
 @pytest.mark.parametrize("arguments", [ESTIMATE, [*ESTIMATE, "--json"], ["roofline", "--help"], ["--version"]])
-def test_a_reader_who_has_left_is_no_error(arguments: list[str]) -> None:
+def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
     ours, theirs = os.pipe()
     os.close(ours)  # nobody reads
     with os.fdopen(theirs, "wb") as pipe:
@@ -156,7 +156,7 @@ def test_with_json_a_wrong_command_line_is_json(arguments: list[str], capsys: py
     )
 
 
-def test_behind_two_dashes_nothing_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_after_two_dashes_are_no_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "--", "models", "--json"]) == 2
     assert capsys.readouterr().err.startswith("error: model: found '--json'")
 

@@ -57,7 +57,7 @@ def test_int8_weights_halve_the_critical_batch() -> None:
     assert "memory-bound at every B" in narrow
 
 
-def test_the_payload_of_a_roofline() -> None:
+def test_roofline_payload_has_work_bytes_and_times() -> None:
     report = payload("roofline", *MATMUL)
     assert report.keys() == {
         "schema", "kernel", "label", "sizes", "shapes", "chip", "dtype", "weights", "from", "options", "peak_flops_per_s",
@@ -106,7 +106,7 @@ def test_a_rooflines_picture(tmp_path: Path) -> None:
         (["matmul", "B=1,D=2,F=2", "h100", "--dtype", "bf17"], ["dtype: found 'bf17'"]),
     ],
 )
-def test_wrong_rooflines(arguments: list[str], problems: list[str]) -> None:
+def test_wrong_rooflines_are_refused(arguments: list[str], problems: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         run("roofline", *arguments)
     for problem in problems:
@@ -157,7 +157,7 @@ def test_operands_on_the_host_and_padding() -> None:
     assert "padded" not in run("roofline", "matmul", "B=1,D=100,F=128", "h100")
 
 
-def test_a_models_block(tmp_path: Path) -> None:
+def test_roofline_of_a_models_block(tmp_path: Path) -> None:
     target = tmp_path / "roofline.svg"
     shown = run("roofline", "llama-3-8b", "B=2,T=4096", "h100", "--plot", str(target))
     for part in ("block of llama-3-8b, 2 x 4,096 tokens in bf16 on h100", "attended, lse", "(3 fused)", "of the peak"):
@@ -192,14 +192,14 @@ def test_the_help_lists_the_kernels_with_their_letters() -> None:
         assert {word.strip("[]") for word in optional} == {f"{k}={v}" for k, v in form.defaults.items()}, name
 
 
-def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> None:
+def test_a_missing_peak_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingValueError, match="no sourced fp8 peak"):
         run("roofline", *MATMUL, "--dtype", "fp8")
     with pytest.raises(InputError, match="--plot: cannot write"):
         run("roofline", *MATMUL, "--plot", str(tmp_path / "none" / "lines.svg"))
 
 
-def test_what_a_layer_keeps_is_listed_and_drawn(tmp_path: Path) -> None:
+def test_kept_tensors_of_a_layer_are_listed_and_drawn(tmp_path: Path) -> None:
     arguments = (*MEMORY, "--layout", "fsdp=8 recompute=budget:20GB")
     (described,) = payload("memory", *arguments)["layouts"]
     (block,) = described["recompute"]
@@ -278,7 +278,7 @@ def test_the_default_batch_fills_the_pipeline(layout: str, num_micro_batches: in
     assert f"{described['global_batch_tokens']:,} tokens per batch (default: micro-batches that fill" in shown
 
 
-def test_what_is_given_is_no_default(tmp_path: Path) -> None:
+def test_given_sizes_are_not_listed_as_defaults(tmp_path: Path) -> None:
     arguments = ["llama-3-8b", "h100:8", "--layout", "fsdp=8"]
     assert payload("memory", *arguments, "--seq-len", "8192")["defaults"] == ["batch_tokens"]
     longer = payload("memory", *arguments, "--set", "job.seq_len=8192")
@@ -340,7 +340,7 @@ def test_a_picture_of_stages(tmp_path: Path) -> None:
         (["dp=4", "dp=8", "tp=16"], ["dp=4", "tp=16"]),
     ],
 )
-def test_wrong_layouts(layouts: list[str], problems: list[str]) -> None:
+def test_wrong_layouts_are_refused(layouts: list[str], problems: list[str]) -> None:
     arguments = [word for layout in layouts for word in ("--layout", layout)]
     with pytest.raises(InputError) as caught:
         run("memory", *MEMORY, *arguments)

@@ -41,7 +41,7 @@ def test_unknown_formats_are_all_named(capsys: pytest.CaptureFixture[str]) -> No
     assert "bf17" in error
 
 
-def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_counts_the_numbers_of_each_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "formats.svg"
     assert main(["precision", "bf16", "fp16", "e4m3", "e5m2", "--plot", str(target)]) == 0
     assert capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_the_report_gives_reasons(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in out
 
 
-def test_the_report_says_how_it_reads_what_may_surprise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_notes_sums_of_single_operands(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["matmul", "A[I, J] * B[K, L] -> C[I, L]", "--mesh", "X=2", "--size", "I=4,J=4,K=4,L=4"]
     code, out, _ = run(capsys, *arguments)
     assert code == 0
@@ -201,7 +201,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=[w[0][1] for w in WRONG])
-def test_wrong_input_is_said_and_exits_2(
+def test_wrong_input_exits_2_with_the_problem(
     arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, *arguments)

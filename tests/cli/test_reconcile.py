@@ -148,7 +148,7 @@ def test_multi_token_prediction_issues_and_holds_what_is_planned(
 
 
 @pytest.mark.usefixtures("small_trainer")
-def test_what_cannot_be_judged_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_reconciled_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plan, folder = trained(capsys, tmp_path, small_plan(), "--steps", "4")
 
     def refused(*arguments: str) -> str:

@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], place: Path, *flags: str, **layout: 
     return code, shown.out, shown.err
 
 
-def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_report_has_memory_and_collectives(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capsys, tmp_path, "--rank", "19", fsdp=16, tp=2, zero_stage=3)
     for part in (
         "small, rank 19 of 32: fsdp=16 tp=2 zero_stage=3", "at fsdp=9 tp_kv=1",
@@ -47,7 +47,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert out.splitlines()[-1].startswith("ok" if code == 0 else "NOT ok: ")
 
 
-def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_payload_has_ranks_groups_and_memory_terms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capsys, tmp_path, "--rank", "3", "--json", dp=8)
     report = json.loads(out)
     assert (report["schema"], report["ranks"], report["rank"], err) == ("shardwise.rehearse/2", 8, 3, "")
@@ -73,7 +73,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert report["ok"] is (code == 0)
 
 
-def test_what_is_not_as_planned_ends_with_3(
+def test_a_difference_from_the_plan_exits_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_what_is_not_as_planned_ends_with_3(
         (("--set", "job.seq_len=3"), {"dp": 8}, "recipe.NAME=VALUE is required"),
     ],
 )
-def test_what_is_refused(
+def test_wrong_input_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...], layout: dict[str, Any], message: str
 ) -> None:
     code, out, err = run(capsys, tmp_path, *flags, **layout)
@@ -107,7 +107,7 @@ def test_what_is_refused(
     assert message in err
 
 
-def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path: Path) -> None:
+def test_python_result_reports_the_numbers_of_the_payload(tmp_path: Path) -> None:
     job = Job(global_batch_tokens=64 * 16, seq_len=16, precision="fp32", loss="in_place")
     plan = plan_layout(SMALL, load_cluster("local:8"), job, Layout(dp=8))
     rehearsal = rehearse(plan, rank=3)

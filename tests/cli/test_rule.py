@@ -37,7 +37,7 @@ def test_several_numbers_are_a_table() -> None:
     assert "overlap = sum" in text
 
 
-def test_the_name_alone_says_what_the_rule_takes() -> None:
+def test_a_rule_without_values_lists_its_parameters() -> None:
     text = answer("rule", "mixed_min_tokens_per_chip")
     assert "\n  takes      unit  default\n  alpha      -     required\n" in text
     assert "\n  overlap    -     sum (one of sum, max)\n" in text

@@ -71,7 +71,7 @@ def test_a_pair_and_split_passes_are_told_apart() -> None:
     assert "I< backward for activations, W= backward for weights, F1&B0 together, . idle" in text
 
 
-def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
+def test_payload_has_slots_bubble_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     report: dict[str, Any] = json.loads(run(capsys, "gpipe", *SIZES, "--times", "f=1,b=2,p2p=0.5", "--json"))
     assert report["schema"] == "shardwise.schedule/1"
     assert list(report)[1:8] == [
@@ -110,7 +110,7 @@ def test_every_schedule_side_by_side(capsys: pytest.CaptureFixture[str]) -> None
     assert {row["virtual_stages"] for row in three["schedules"]} == {1, 3}
 
 
-def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_picture_trace_and_csv_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     svg, trace, csv = (tmp_path / name for name in ("a.svg", "a.json", "a.csv"))
     shown = run(capsys, "zb_h1", *SIZES, "--draw", str(svg), "--trace", str(trace), "--csv", str(csv))
     drawn = svg.read_text(encoding="utf-8")
@@ -132,7 +132,7 @@ def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert again.startswith("a: 4 stages, 8 micro-batches")
 
 
-def test_a_memory_limit_plans(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_memory_limit_trades_memory_for_time(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("zb_auto", *SIZES, "--times", "f=1,b=1.2,w=0.7,p2p=0.1", "--json", "--memory-limit")
     little, much = (json.loads(run(capsys, *arguments, limit)) for limit in ("0.5", "2"))
     assert little["peak_activations"] <= 2 < much["peak_activations"] <= 8
@@ -167,7 +167,7 @@ def test_a_memory_limit_plans(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_wrong_input(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str) -> None:
+def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str) -> None:
     assert problem in refused(capsys, *arguments)
 
 
@@ -179,7 +179,7 @@ def test_a_broken_list_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: 
     )
 
 
-def test_times() -> None:
+def test_python_function_takes_pass_times() -> None:
     assert play_schedule("1f1b", 4, 8, times=PassTimes(input_s=0.5, weight_s=0.5)).makespan == 22.0
 
 

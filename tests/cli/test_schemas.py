@@ -220,7 +220,7 @@ IN_SUITE = covering([{session.rpartition("&&")[2].split()[0]} for session in SES
         for number, session in enumerate(SESSIONS)
     ],
 )
-def test_a_payload_is_as_its_schema_says(
+def test_payloads_validate_against_their_schemas(
     session: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Folders
 ) -> None:
     *before, end = session.split("&&")
@@ -275,12 +275,12 @@ def test_every_verb_has_a_schema() -> None:
     assert verb_parsers().keys() == PAYLOADS.keys()
 
 
-def test_an_error_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_validate_against_their_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "chips", "h900", "--json"]) == 2
     require_valid(json.loads(capsys.readouterr().err))
 
 
-def test_a_schema_notices() -> None:
+def test_invalid_errors_fail_validation() -> None:
     validator = validators()["shardwise.error/1"]
     error = {"schema": "shardwise.error/1", "error": {"problems": ["a"], "exit_code": 2}}
     assert validator.is_valid(error)

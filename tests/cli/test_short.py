@@ -33,7 +33,7 @@ def test_the_short_form_leaves_out_details_and_rows_and_names_them() -> None:
     assert short_form(SECTIONS[:1]) == SECTIONS[:1]
 
 
-def test_a_plan_is_said_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_plan_has_at_most_fifteen_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """Whether it fits and with how much to spare, the layout, the step with its interval, what bounds it, and what next."""
     lines = shown(capsys, "plan", *JOB, "--tokens", "1T")
     assert 11 <= len(lines) <= 15
@@ -100,7 +100,7 @@ def test_a_warning_stays_in_the_short_form(capsys: pytest.CaptureFixture[str]) -
     assert "fitted to 916 published runs" not in text
 
 
-def test_one_place_decides_what_is_short() -> None:
+def test_only_the_printer_and_the_server_read_verbose() -> None:
     """No verb reads the flag: a report says what a detail is, the command line or the server of tools which form is shown."""
     modules = sorted(Path(shardwise.present.__file__).parent.rglob("*.py"))
     asking = [

@@ -72,7 +72,7 @@ def test_a_name_that_is_a_part_of_another_is_that_entry() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_payload(kind: str) -> None:
+def test_payload_of_a_kind_has_every_entry(kind: str) -> None:
     report = payload(kind)
     assert (report["schema"], report["kind"]) == ("shardwise.show/1", kind)
     for entry in report["entries"]:
@@ -91,7 +91,7 @@ def test_every_value_of_a_chip_has_a_source_or_none(name: str) -> None:
     assert entry["values"]["memory_bytes"] == {"value": chip.memory_bytes, "source": chip.sources["memory_bytes"]}
 
 
-def test_a_chip_for_people() -> None:
+def test_report_of_a_chip() -> None:
     lines = {line.split()[0]: line for line in shown("chips", "h200").splitlines()}
     assert lines["memory_bytes"].split("  ", 3)[1:] != []
     assert "141 GB" in lines["memory_bytes"]
@@ -123,7 +123,7 @@ def test_a_stack_alone_has_its_four_constants_and_with_a_chip_all_twelve() -> No
     assert entry_on_chip["values"]["chip.link_fraction"]["source"].endswith("h800 as h100")
 
 
-def test_a_stack_for_people() -> None:
+def test_report_of_a_stack_has_constants_with_deviations() -> None:
     """One standard deviation to each side of where the constant was fitted, on the line without bounds."""
     text = shown("stacks", "nemo-25", "--chip", "h100")
     lines = {line.split()[0]: line for line in text.splitlines()}
@@ -139,7 +139,7 @@ def test_a_stack_for_people() -> None:
     assert "attention writes its scores" in shown("stacks", "megatron-2022")
 
 
-def test_what_no_run_measured_says_so() -> None:
+def test_constants_that_no_run_measured_are_marked() -> None:
     assert "expected of its kind" in next(line for line in shown("stacks").splitlines() if line.startswith("fused"))
     (entry,) = payload("stacks", "fused", "--chip", "mi300x")["entries"]
     assert entry["values"]["stack.exposed"]["source"].endswith("usual of its kind, fused")
@@ -154,7 +154,7 @@ def test_what_no_run_measured_says_so() -> None:
             shown(*wrong)
 
 
-def test_a_model_for_people() -> None:
+def test_report_of_a_model() -> None:
     """What differs from a plain block is shown, with the sizes; the rest is not."""
     lines = {line.split()[0]: line.split()[1:] for line in shown("models", "gpt-oss-20b").splitlines()}
     assert lines["num_active_params"][0] == "4,187,440,704"
@@ -166,7 +166,7 @@ def test_a_model_for_people() -> None:
     assert entry["values"]["tied_embeddings"]["value"] is False
 
 
-def test_clusters_for_people(tmp_path: Path) -> None:
+def test_report_of_clusters(tmp_path: Path) -> None:
     text = shown("clusters")
     for form in ("CHIP:COUNT", "CHIP:SHAPE", "local:N", "FILE.toml"):
         assert form in text
@@ -204,7 +204,7 @@ def test_every_value_of_pods_and_of_a_twisted_torus(tmp_path: Path) -> None:
     assert "torus.twisted" not in entry_of_file["values"]
 
 
-def test_what_was_not_measured_has_no_source() -> None:
+def test_values_without_a_measurement_have_no_source() -> None:
     (entry,) = payload("clusters", "mi355x:8")["entries"]
     assert entry["values"]["xgmi.bytes_per_s"]["value"] == 535.5e9
     for key in ("xgmi.fraction", "xgmi.hop_latency_s", "xgmi.base_latency_s", "runtime_bytes", "memory_fraction"):
@@ -225,7 +225,9 @@ def test_what_was_not_measured_has_no_source() -> None:
     ],
 )
 @pytest.mark.parametrize("json_flag", [(), ("--json",)])
-def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...], message: str) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(
+    arguments: tuple[str, ...], json_flag: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         shown(*arguments, *json_flag)
     assert str(caught.value).startswith(message)

@@ -61,7 +61,7 @@ def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsy
     assert "2507.03114, abstract); simulated as 1.19" in run(capsys, path, "--contention", "published")
 
 
-def test_why_the_simulated_step_is_not_the_printed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_explains_the_difference_from_the_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plan_file(tmp_path, "fsdp=8 tp=2")
     report, text = json.loads(run(capsys, path, "--json")), run(capsys, path)
     change = report["step_time_s"] / report["estimate"]["step_time_s"] - 1
@@ -81,7 +81,7 @@ def test_why_the_simulated_step_is_not_the_printed_one(tmp_path: Path, capsys: p
     assert alike["difference"] == ""
 
 
-def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipeline_is_printed_drawn_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
     path = plan_file(tmp_path, "fsdp=4 tp=2 pp=2 zero_stage=1")
     text = run(capsys, path, "-v", "--draw", str(svg), "--trace", str(trace))
@@ -121,7 +121,7 @@ def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: 
         (["--draw", "nowhere/at/all.svg"], "--draw: cannot write nowhere/at/all.svg"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_wrong_input_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main(["simulate", plan_file(tmp_path, "fsdp=16"), *arguments]) == 2

@@ -140,7 +140,7 @@ def test_a_torus_is_swept_by_its_shape(capsys: pytest.CaptureFixture[str]) -> No
     assert [point["global_batch_tokens"] for point in report["points"]] == [16 * 8192, 64 * 8192]
 
 
-def test_a_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_efficiency_memory_and_the_knee(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *GPUS, "--tokens", "1T")
     assert (code, err) == (0, "")
     points = payload(capsys, *GPUS, "--tokens", "1T")["points"]
@@ -271,7 +271,7 @@ def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.Capture
         (["plan", "llama-3-8b", "mine.toml", *JOB, "--sweep", "gpus=8,16"], "a file that has one size; CHIP:COUNT is required"),
     ],
 )  # fmt: skip
-def test_wrong_input(
+def test_wrong_input_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.setattr(points_module, "make_plan", None)  # it is said before anything is searched
@@ -310,14 +310,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_of_one_plan_or_of_many_batches_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_single_plans_are_refused_beside_a_sweep(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag, value = REFUSED[name]
     code, out, err = run(capsys, *PLAN, "--tokens", "10G", "--sweep", "gpus=8,16", flag, value)
     assert (code, out) == (2, "")
     assert flag in err
 
 
-def test_what_is_wrong_at_every_point_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_of_every_point_are_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, *PLAN, "--sweep", "gpus=8,100,200", "--set", "job.loss=lean")
     assert code == 2
     assert err.count("job: loss is 'lean'") == 1
@@ -342,7 +342,7 @@ def test_a_csv_file_has_a_row_for_each_point(capsys: pytest.CaptureFixture[str],
     ]
 
 
-def test_the_picture_of_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_draw_has_every_panel_of_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "sweep.svg"
     points = payload(capsys, *GPUS, "--draw", str(target))["points"]
     written = texts(target)
@@ -374,7 +374,7 @@ def test_weak_scaling_has_no_ideal_step(capsys: pytest.CaptureFixture[str], tmp_
     assert "linear scaling" not in texts(target)
 
 
-def test_a_batch_per_device_is_one_of_a_single_plan_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_per_device_is_taken_by_a_single_plan(capsys: pytest.CaptureFixture[str]) -> None:
     per_device = ["--batch-tokens", "64Ki/device", "--seq-len", "4096"]
     report = payload(capsys, "plan", "llama-3-8b", "h100:8", *per_device)
     assert report["job"]["global_batch_tokens"] == 2**19
@@ -391,7 +391,7 @@ def test_a_batch_per_device_is_one_of_a_single_plan_too(capsys: pytest.CaptureFi
     assert (code, err.count("h900")) == (2, 1)
 
 
-def test_a_grid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_two_sweeps_make_a_grid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "grid.svg"
     arguments = [*PLAN, "--sweep", "model=llama-3.2-1b,llama-3-70b", "--sweep", "gpus=8,32"]
     report = payload(capsys, *arguments, "--draw", str(target))

@@ -137,7 +137,7 @@ def console(monkeypatch: pytest.MonkeyPatch, columns: int) -> Any:
     return open_console(Terminal())
 
 
-def test_what_is_no_terminal_has_no_console(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_has_no_console(monkeypatch: pytest.MonkeyPatch) -> None:
     assert console(monkeypatch, 72).width == 72
     assert open_console(io.StringIO()) is None
     assert open_console(None) is None
@@ -198,7 +198,7 @@ def test_a_row_with_a_format_of_its_own_has_it_in_files_alone(monkeypatch: pytes
     assert [line.rstrip() for line in shown] == ["a token      328 kB", "a sequence  2.68 GB  of 8,192"]
 
 
-def test_what_programs_read_is_not_folded() -> None:
+def test_json_is_not_folded() -> None:
     product = ["matmul", "A[I_X, J] * B[J, K] -> C[I_X, K]", "--mesh", "X=2", "--size", "I=4,J=4,K=4"]
     wide = {
         " ".join(more): max(map(len, CODES.sub("", on_a_terminal([*product, *more], 50)).splitlines())) > 50
@@ -219,7 +219,7 @@ class Shown(Terminal):
         return super().write(text)
 
 
-def test_the_line_says_what_is_being_done_and_how_much_of_it() -> None:
+def test_progress_line_has_stage_and_share() -> None:
     line = ProgressLine("plan", None)
     progress: Progress = line
     assert line.description == "plan"
@@ -241,7 +241,7 @@ def test_the_line_is_shown_while_nothing_is_reported_and_taken_away_at_the_end(m
     assert text.rstrip().endswith("\x1b[2K")  # the line is cleared
 
 
-def test_what_is_done_soon_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_prints_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Shown()
     with ProgressLine("show", stream):
@@ -250,7 +250,7 @@ def test_what_is_done_soon_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_what_is_no_terminal_gets_no_line(stream: io.StringIO | None) -> None:
+def test_a_pipe_gets_no_progress(stream: io.StringIO | None) -> None:
     with ProgressLine("plan", stream, shown_after_s=0.0) as line:
         line("layouts priced", 1, 4)
     assert line.line is None
@@ -316,7 +316,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_every_verb_that_may_take_long_says_what_it_does(
+def test_long_verbs_report_progress(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     fresh_searches: Callable[[], None],
 ) -> None:  # fmt: skip

@@ -156,7 +156,7 @@ def test_a_doubling_without_a_plan_says_why() -> None:
     assert "no plan of twice the devices: no cluster of twice its size" in report
 
 
-def test_the_report_says_what_a_reader_decides_by(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_times_doublings_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *PLAN, *BATCHES)
     assert (code, err) == (0, "")
     for text in (
@@ -213,7 +213,7 @@ def test_explain_takes_a_noise_scale_for_any_plan(capsys: pytest.CaptureFixture[
     assert report["time"]["side"] == "below"
 
 
-def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_draw_has_times_over_clusters_and_batches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name, where in (("clusters.svg", "h100:4,8,16"), ("batches.svg", "h100:8")):
         target = tmp_path / name
         assert run(capsys, "plan", "gpt-2", where, *SIZES, *BATCHES, "--draw", str(target))[0] == 0
@@ -222,7 +222,7 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
             assert words in text
 
 
-def test_python_has_what_the_command_line_has() -> None:
+def test_python_result_equals_the_command_line() -> None:
     planned = sw.plan_to_loss(
         "gpt-2",
         ["h100:4", "h100:8", "h100:16"],
@@ -266,7 +266,7 @@ def test_python_has_what_the_command_line_has() -> None:
          ["h100:1 with batches of 64Ki:", "h100:2 with batches of 64Ki:"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(
+def test_wrong_input_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, problems: list[str]
 ) -> None:
     try:

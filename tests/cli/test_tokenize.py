@@ -84,7 +84,7 @@ def test_the_library_is_taken_beside_other_text(capsys: pytest.CaptureFixture[st
     assert sums[0] == sums[1] + 8
 
 
-def test_it_is_run_again_only_with_force(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_needs_force(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
     arguments = [text, "--out", tmp_path / "data", "--vocab-size", "300"]
     first = run(capsys, *arguments)
     code, out, err = run(capsys, *arguments)
@@ -116,7 +116,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "part"), WRONG, ids=[part[:40] for _, part in WRONG])
-def test_wrong_input_is_said_and_nothing_is_written(
+def test_wrong_input_writes_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: Path, arguments: list[str], part: str
 ) -> None:
     monkeypatch.chdir(text.parent)
@@ -127,12 +127,12 @@ def test_wrong_input_is_said_and_nothing_is_written(
     assert [path.name for path in text.parent.iterdir()] == ["text"]
 
 
-def test_all_that_is_wrong_is_said_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     _, _, err = run(capsys, tmp_path / "none", "--out", "data", "--vocab-size", "0", "--held-out", "x")
     assert len(err.splitlines()) == 3
 
 
-def test_without_the_package_it_is_named(
+def test_a_missing_tokenizers_package_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
@@ -141,7 +141,7 @@ def test_without_the_package_it_is_named(
     assert 'tokenizers is not installed; pip install "shardwise[train]"' in err
 
 
-def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(text: Path, tmp_path: Path) -> None:
+def test_python_result_reports_the_numbers_of_the_payload(text: Path, tmp_path: Path) -> None:
     corpus = tokenize([text], out=tmp_path / "data", vocab_size=300, held_out=0.2)
     assert corpus.is_tokenizer_trained
     assert require_payload_numbers(corpus) == 3

@@ -37,7 +37,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-def test_the_report_says_what_came_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_report_has_steps_losses_and_the_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capsys, *write_inputs(tmp_path), "--steps", "5")
     assert code == 0
     assert out.startswith("5 steps, 640 tokens in ")
@@ -104,7 +104,7 @@ def test_a_plan_that_needs_more_memory_than_there_is(
     assert "plan again with --pin " in err
 
 
-def test_without_pytorch_it_is_named(
+def test_a_missing_pytorch_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     find_spec = importlib.util.find_spec
@@ -177,7 +177,7 @@ def test_under_torchrun_the_first_rank_prints_the_summary(
     assert capsys.readouterr().out == ""
 
 
-def test_the_module_is_found_and_says_what_is_wrong() -> None:
+def test_module_reports_wrong_input() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shardwise.train", "none.json", "--data", "data", "--out", "run", "--steps", "1"],
         capture_output=True, text=True,

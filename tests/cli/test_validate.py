@@ -44,7 +44,7 @@ def test_report_says_errors_by_stratum_the_worst_rows_and_what_is_skipped(capsys
     assert "without a prediction" in out
 
 
-def test_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_payload_has_rows_and_errors_by_stratum(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = [
         f"one,a,{RUN},bf16,0.1,10,GiB,A,g,x", f"two,a,{RUN},bf16,0.2,,,A,g,x", f"three,a,{RUN},dots,0.1,,,A,h,x",
         f"four,a,{RUN},bf16,,,,A,i,x",
@@ -111,7 +111,7 @@ def test_rows_of_ones_own_without_a_measurement_are_predicted(
         (["--folds", "--bound"], "--folds: found --bound with it"),
     ],
 )
-def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert out == ""
@@ -150,7 +150,7 @@ def test_folds_are_of_what_the_packages_constants_are_fitted_to(
     assert row_counts == [num_rows]
 
 
-def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers() -> None:
+def test_python_result_reports_the_numbers_of_the_payload() -> None:
     evaluated = sw.validate(source="mbridge-26.08")
     assert {run.row.family for run in evaluated.runs} == {"nvidia-mbridge-26.08"}
     assert require_payload_numbers(evaluated) > 60

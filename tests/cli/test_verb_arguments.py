@@ -86,7 +86,7 @@ def test_a_switch_sets_its_value_and_zero_is_a_value(monkeypatch: pytest.MonkeyP
     assert (results[0].locked, results[0].stage) == (False, 0)
 
 
-def test_what_an_export_says_ends_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_ends_with_the_lines_of_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, "front", "tandem", "--paint", "red")[1] == "('front',)\n\npainted tandem red"
     assert run(monkeypatch, "front", "tandem", "--json")[1] == "('front',)", "a result without a payload is a text"
 

@@ -33,7 +33,7 @@ def stored(arrangement: Arrangement, part: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_any_box_of_what_is_put_is_taken(case: str) -> None:
+def test_any_box_of_a_written_weight_is_read(case: str) -> None:
     dims, layout = CASES[case]
     part, arrangement = numbered(dims), arrange(layout, dims.split(), SIZES)
     into = stored(arrangement, part)
@@ -65,7 +65,7 @@ def test_pairs_are_those_of_the_published_conversion() -> None:
     assert torch.equal(stored(arrange("K G H~, D", tuple("KGHD"), SIZES), weights), expected)
 
 
-def test_what_is_read_is_what_lies_between_the_first_and_the_last_element() -> None:
+def test_an_interval_reads_only_its_elements() -> None:
     """An interval of a flattened weight costs its own elements where its tensor has no other's."""
     dims, count = "K G H D", [0]
     part, arrangement = numbered(dims), arrange("D, K G H", dims.split(), SIZES)
@@ -86,7 +86,7 @@ def test_what_is_read_is_what_lies_between_the_first_and_the_last_element() -> N
 
 
 @given(st.permutations("KGHD"), st.data())
-def test_any_order_of_dims_comes_back(order: list[str], data: st.DataObject) -> None:
+def test_any_order_of_dims_round_trips(order: list[str], data: st.DataObject) -> None:
     marks = data.draw(st.lists(st.sampled_from(("", ",")), min_size=3, max_size=3))
     halves = data.draw(st.sampled_from(("", "~")))
     words = [f"{dim}{halves if dim == 'H' else ''}" for dim in order]
@@ -102,7 +102,7 @@ def test_any_order_of_dims_comes_back(order: list[str], data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("layout", ["F+F, D", "[F]+[F], D", "F D!", "{layer, D"])
-def test_layouts_that_do_not_say_what_is_where(layout: str) -> None:
+def test_ambiguous_layouts_are_refused(layout: str) -> None:
     with pytest.raises(ValueError, match=r"found .* in a layout; parts such as"):
         parse_pattern(layout)
 

@@ -124,6 +124,6 @@ def test_any_protocol_is_read(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x02", b"\x80\x02.", b"\x85.", b"h\x05.", b"t.", b"0.", b"\xff" * 9])
-def test_what_is_no_pickle_is_refused(content: bytes) -> None:
+def test_an_invalid_pickle_is_refused(content: bytes) -> None:
     with pytest.raises((pickle.UnpicklingError, EOFError)):
         SafeUnpickler(io.BytesIO(content)).load()

@@ -69,7 +69,7 @@ def without_biases(name: str, weights: ModelWeights) -> ModelWeights:
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", WEIGHT_FORMATS)
-def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
+def test_written_weights_are_read_bit_for_bit(name: str, tmp_path: Path) -> None:
     rng = random.Random(1)
     for number, model in enumerate(models(name)):
         folder = tmp_path / str(number)
@@ -117,7 +117,7 @@ def test_from_every_format_into_every_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WEIGHT_FORMATS)
-def test_another_format_of_numbers(name: str, tmp_path: Path) -> None:
+def test_weights_are_written_in_another_dtype(name: str, tmp_path: Path) -> None:
     model = Architecture(
         name="a", num_layers=2, d_model=8, d_ff=12, num_heads=2, num_kv_heads=2, head_dim=4, vocab_size=9
     )

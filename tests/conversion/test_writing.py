@@ -52,7 +52,7 @@ def opened(folder: Path, weights: ModelWeights) -> WeightSource:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OTHERS)
-def test_one_tensor_is_held_at_a_time(
+def test_writing_holds_at_most_two_tensors(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = random_weights(PLAIN, 1)
@@ -154,7 +154,7 @@ for name in ("torchtitan", "megatron", "megatron-ranks"):
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("limit", [100, 3_000, 20_000])
-def test_a_full_disk_is_said(limit: int, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(limit: int, tmp_path: Path) -> None:
     """PyTorch's writer of files would end the process: files of at most so many bytes stand for the disk."""
     tests = str(Path(__file__).parents[1])
     done = subprocess.run(
@@ -207,7 +207,7 @@ def test_biases_that_a_router_would_lose_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_where_nothing_can_be_written(name: str, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write to .*: Not a directory; a folder with room"):
         write(name, tmp_path / "file", random_weights(PLAIN, 1))

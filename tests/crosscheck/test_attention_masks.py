@@ -15,7 +15,7 @@ SEQ_LEN = 32
     ("kind", "size"), [("sliding", 8), ("sliding", 32), ("chunked", 4), ("chunked", 8), ("chunked", 32)]
 )
 @pytest.mark.parametrize("last_of", [1, 2, 4])
-def test_shares_are_those_of_masks(kind: str, size: int, last_of: int) -> None:
+def test_attended_shares_equal_the_masks_of_transformers(kind: str, size: int, last_of: int) -> None:
     """A query sees half of the key at its own position, so that causal attention is half of the square; where a window cuts off
     the first keys, half of the last of these is seen as well."""
     from transformers import masking_utils

@@ -18,7 +18,7 @@ def test_the_list_has_every_causal_language_model() -> None:
     assert all(row.reason for row in DECODERS if row.state != "exact")
 
 
-def test_none_is_wrong_and_most_are_exact() -> None:
+def test_no_decoder_is_counted_wrongly_and_most_exactly() -> None:
     assert {row.state for row in DECODERS} == {"exact", "refused", "unbuildable", "no decoder"}
     rows = counted(DECODERS)
     assert sum(row.state == "exact" for row in rows) >= 0.89 * len(rows)

@@ -41,12 +41,12 @@ def rows(order: list[list[Any]]) -> str:
 
 
 @pytest.mark.parametrize(("p", "m", "v"), GRID)
-def test_gpipe(p: int, m: int, v: int) -> None:
+def test_gpipe_equals_pytorch(p: int, m: int, v: int) -> None:
     assert to_csv(build_actions("afab", p, m)) == single("ScheduleGPipe", p, m)
 
 
 @pytest.mark.parametrize(("p", "m", "v"), GRID)
-def test_1f1b(p: int, m: int, v: int) -> None:
+def test_1f1b_equals_pytorch(p: int, m: int, v: int) -> None:
     """PyTorch 2.13 numbers the forward passes of the last rank from 1 in the order that it prints; its runtime counts from 0."""
     *ours, last = to_csv(build_actions("1f1b", p, m)).splitlines()
     *theirs, their_last = single("Schedule1F1B", p, m).splitlines()
@@ -59,7 +59,7 @@ def test_1f1b(p: int, m: int, v: int) -> None:
     [("interleaved", "ScheduleInterleaved1F1B"), ("interleaved_zb", "ScheduleInterleavedZeroBubble")],
 )
 @pytest.mark.parametrize(("p", "m", "v"), [*GRID, (4, 10, 2), (4, 3, 2), (4, 6, 3), (8, 20, 2)])
-def test_interleaved(ours: str, theirs: str, p: int, m: int, v: int) -> None:
+def test_interleaved_equals_pytorch(ours: str, theirs: str, p: int, m: int, v: int) -> None:
     """Rounds need not be as many micro-batches as ranks: 10 on 4 ranks are two of 5."""
     assert to_csv(build_actions(ours, p, m, v, options=OrderOptions(round_size=m // max(1, m // p)))) == several(
         theirs, p, m, v
@@ -76,7 +76,7 @@ def test_zb_h1_is_their_interleaved_zero_bubble_of_one_stage(p: int, m: int) -> 
     [("zb_v", "ScheduleZBVZeroBubble", p, m) for p, m in ((2, 3), (4, 7), (4, 16), (8, 20), (4, 4), (8, 5))]
     + [("dualpipe_v", "ScheduleDualPipeV", p, m) for p, m in ((2, 4), (3, 6), (4, 8), (4, 15), (8, 16))],
 )
-def test_v_shapes(ours: str, theirs: str, p: int, m: int) -> None:
+def test_v_shaped_schedules_equal_pytorch(ours: str, theirs: str, p: int, m: int) -> None:
     assert to_csv(build_actions(ours, p, m)) == several(theirs, p, m, 2)
 
 

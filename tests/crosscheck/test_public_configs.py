@@ -48,5 +48,5 @@ def test_programs_of_all_units_follow_from_the_structure(row: dict[str, Any]) ->
         assert unit_program(model.structure, unit).operations
 
 
-def test_most_are_exact() -> None:
+def test_public_configs_are_all_exact() -> None:
     assert all(row["state"] == "exact" for row in CONFIGS)

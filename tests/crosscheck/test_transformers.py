@@ -56,7 +56,7 @@ def counts(model: torch.nn.Module, share: Fraction) -> tuple[int, Fraction]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_counts_are_equal(case: dict[str, Any]) -> None:
+def test_parameter_counts_equal_transformers(case: dict[str, Any]) -> None:
     architecture, model = parse_config(described(case)), model_of(case)
     share = (
         Fraction(architecture.experts_per_token, architecture.num_experts) if architecture.num_experts else Fraction(1)

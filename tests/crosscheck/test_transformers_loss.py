@@ -164,7 +164,7 @@ def loss_of(architecture: Architecture, ids: Any, weights_by_name: dict[str, Any
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_losses_are_equal(kind: str) -> None:
+def test_losses_equal_transformers(kind: str) -> None:
     model, ids, expected = reference(kind)
     architecture = parse_config({**CONFIGS[kind], "model_type": kind})
     weights_by_name = dict(weights(model, architecture))
@@ -175,7 +175,7 @@ def test_losses_are_equal(kind: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["0.sinks", "0.router_logits.bias", "1.experts_up.bias", "1.experts_down.bias"])
-def test_every_part_of_gpt_oss_counts(part: str) -> None:
+def test_every_weight_of_gpt_oss_changes_the_loss(part: str) -> None:
     """A weight that the loss did not depend on could be wrong unnoticed."""
     model, ids, expected = reference("gpt_oss")
     architecture = parse_config({**CONFIGS["gpt_oss"], "model_type": "gpt_oss"})

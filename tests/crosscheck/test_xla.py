@@ -102,7 +102,7 @@ def test_a_partial_operand_is_refused() -> None:
         compile_product(written("A[I]{U_X} * B[I, J] -> C[J]"))
 
 
-def test_too_little_time_is_said() -> None:
+def test_a_timeout_is_reported() -> None:
     with pytest.raises(InputError, match=r"1 products were not compiled within 0.01 s"):
         compile_product(written("A[I] * B[I] -> C[]"), timeout_s=0.01)
 

@@ -87,7 +87,7 @@ def test_the_last_step_ends_the_reading() -> None:
     assert list(ahead.step(3)) == ["3.0", "3.1"], "a step beyond is read when it is asked for"
 
 
-def test_another_step_than_the_next_is_read_anew() -> None:
+def test_an_unexpected_step_restarts_the_reader() -> None:
     ahead = ReadAhead(Reader(), stop=100)
     assert list(ahead.step(0)) == ["0.0", "0.1"]
     assert list(ahead.step(40)) == ["40.0", "40.1"]
@@ -95,7 +95,7 @@ def test_another_step_than_the_next_is_read_anew() -> None:
     assert list(ahead.step(41)) == ["41.0", "41.1"], "a step that was not taken whole"
 
 
-def test_what_reading_fails_with_is_raised_where_the_item_is_asked_for() -> None:
+def test_errors_of_the_reader_are_raised_by_next() -> None:
     def read(step: int) -> Iterator[int]:
         yield step
         if step == 1:
@@ -109,7 +109,7 @@ def test_what_reading_fails_with_is_raised_where_the_item_is_asked_for() -> None
         next(items)
 
 
-def test_the_thread_ends_with_who_asked() -> None:
+def test_reader_thread_ends_with_its_owner() -> None:
     gc.collect()
     before = set(threads())
     ahead = ReadAhead(Reader(), stop=1000)

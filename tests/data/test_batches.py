@@ -147,7 +147,7 @@ def test_a_split_that_is_too_short_is_refused(shards_of: Shards) -> None:
         Batches(TokenShards(shards.folder, "held_out"), seq_len=3, batch=1)
 
 
-def test_what_is_asked_for_must_be_there(shards: TokenShards) -> None:
+def test_impossible_requests_are_refused(shards: TokenShards) -> None:
     batches = Batches(shards, seq_len=4, batch=2)
     for replica, num_replicas in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(InputError, match=f"replica: found {replica} of {num_replicas}"):
@@ -165,7 +165,7 @@ def test_what_is_asked_for_must_be_there(shards: TokenShards) -> None:
 @given(
     step=st.integers(0, 9), seq_len=st.integers(2, 24), ignore=st.booleans(), cuts=st.lists(st.integers(0, 24), max_size=6),
 )  # fmt: skip
-def test_some_places_are_read_as_they_are_in_the_whole(
+def test_chosen_positions_equal_those_of_the_whole_batch(
     shards: TokenShards, step: int, seq_len: int, ignore: bool, cuts: list[int]
 ) -> None:
     """Targets and documents at a cut too; of tokens what is asked for, and one behind each part."""

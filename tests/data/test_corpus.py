@@ -139,7 +139,7 @@ def test_a_large_vocabulary_takes_32_bits(tmp_path: Path, sources: tuple[TextFil
         (None, "</s>", "'</s>' is not one of its tokens"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path, text: bytes | None, end: str | None, part: str) -> None:
+def test_an_invalid_tokenizer_is_refused(tmp_path: Path, text: bytes | None, end: str | None, part: str) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_bytes(train_tokenizer(TEXTS, 260).text if text is None else text)
     with pytest.raises(InputError, match=part):
@@ -186,7 +186,7 @@ def test_a_failure_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "data"])
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(
+def test_a_full_disk_leaves_nothing(
     tmp_path: Path, sources: tuple[TextFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*operands: object) -> None:
@@ -215,7 +215,7 @@ def test_shards_are_replaced_when_forced_and_nothing_else(tmp_path: Path, source
 @pytest.mark.parametrize(
     ("name", "data"), [("index.json", b"{}"), ("train-00000.tokens", b""), ("tokenizer.json", None)]
 )
-def test_what_is_damaged_can_be_replaced(
+def test_damaged_shards_can_be_replaced(
     tmp_path: Path, sources: tuple[TextFile, ...], name: str, data: bytes | None
 ) -> None:
     """As the error that says so promises."""
@@ -240,13 +240,13 @@ def test_a_link_to_a_folder_is_kept(tmp_path: Path, sources: tuple[TextFile, ...
 
 
 @pytest.mark.parametrize("out", ["none/data", "file", "file/data", "a\0b"])
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, sources: tuple[TextFile, ...], out: str) -> None:
+def test_an_unwritable_folder_is_refused(tmp_path: Path, sources: tuple[TextFile, ...], out: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"--out: .*choose"):
         write_corpus(sources, tmp_path / out)
 
 
-def test_the_folder_that_runs_is_not_replaced(
+def test_the_working_folder_is_not_replaced(
     tmp_path: Path, sources: tuple[TextFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -255,7 +255,7 @@ def test_the_folder_that_runs_is_not_replaced(
         write_corpus(sources, ".")
 
 
-def test_progress_is_told(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
+def test_progress_is_reported(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     reports: list[tuple[str, int, int]] = []
     write_corpus(
         sources, tmp_path / "data", vocab_size=300,

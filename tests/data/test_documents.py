@@ -43,7 +43,7 @@ def test_a_file_that_is_given_is_read_whatever_its_name(tmp_path: Path) -> None:
     assert list(read_documents(find_text_files([tmp_path / "notes.log"]))) == [Document(name="notes.log", text="hello")]
 
 
-def test_names_that_two_folders_share_are_told_apart(tmp_path: Path) -> None:
+def test_equal_names_of_two_folders_are_numbered(tmp_path: Path) -> None:
     write(tmp_path, one__a_txt="1", two__a_txt="2")
     sources = find_text_files([tmp_path / "one", tmp_path / "two"])
     assert [source.name for source in sources] == ["a.txt", "a.txt#2"]
@@ -75,7 +75,7 @@ def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, part: str) ->
         list(read_documents(find_text_files([tmp_path])))
 
 
-def test_what_is_no_utf8_is_named(tmp_path: Path) -> None:
+def test_invalid_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.txt: byte 0xe9 is not UTF-8"):
         list(read_documents(find_text_files([tmp_path])))
@@ -163,6 +163,6 @@ def test_none_is_held_out_by_a_fraction_of_none() -> None:
         (["a", "b"], float("nan"), "found nan; a fraction"),
     ],
 )
-def test_a_split_that_cannot_be_is_refused(names: list[str], fraction: float, part: str) -> None:
+def test_an_impossible_split_is_refused(names: list[str], fraction: float, part: str) -> None:
     with pytest.raises(InputError, match=part):
         held_out_documents(named(*names), fraction)

@@ -26,7 +26,7 @@ def test_all_items_are_handed_over() -> None:
     assert taken == list(range(5))
 
 
-def test_what_the_work_raises_is_raised() -> None:
+def test_errors_of_the_work_are_raised() -> None:
     def work(items: Iterator[int]) -> None:
         raise ValueError(f"stopped at {next(items)}")
 
@@ -34,7 +34,7 @@ def test_what_the_work_raises_is_raised() -> None:
         run_interruptibly(work, [3])
 
 
-def test_what_the_items_raise_is_raised() -> None:
+def test_errors_of_the_items_are_raised() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("unreadable")

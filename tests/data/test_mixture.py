@@ -62,7 +62,7 @@ def test_weights_are_read_as_they_are_written(weights: Sequence[float], num_draw
     assert mixture.shares == pytest.approx(np.array(weights) / sum(weights))
 
 
-def test_weights_that_cannot_be() -> None:
+def test_invalid_weights_are_refused() -> None:
     for weight in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match=f"weights: found {weight}; a number above 0 is required"):
             Mixture([1.0, weight])

@@ -28,7 +28,7 @@ def test_a_permutation_takes_every_place_once(size: int, key: int) -> None:
 
 
 @given(size=st.integers(1, 2**40), key=st.integers(0, 2**64 - 1), data=st.data())
-def test_each_place_is_found_alone(size: int, key: int, data: st.DataObject) -> None:
+def test_each_position_is_computed_independently(size: int, key: int, data: st.DataObject) -> None:
     """In any company, and of sizes that no list could hold."""
     places = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5)))
     together = permute(places, size, key).tolist()
@@ -36,14 +36,14 @@ def test_each_place_is_found_alone(size: int, key: int, data: st.DataObject) -> 
     assert all(0 <= place < size for place in together)
 
 
-def test_all_orders_of_a_few_are_alike_often() -> None:
+def test_orders_of_four_are_uniform() -> None:
     """Chi-squared of 4,800 seeds over the 24 orders of four: below 49.7 in all but one of 1,000 such draws of a fair die."""
     counts = Counter(tuple(sequence_numbers(np.arange(4), 4, seed).tolist()) for seed in range(4800))
     assert counts.keys() == set(permutations(range(4)))
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 49.7
 
 
-def test_an_order_is_like_one_that_was_drawn() -> None:
+def test_orders_pass_tests_of_randomness() -> None:
     """Of 5,000: neighbours are no nearer than chance has it (5000/3 apart), and about one place keeps its own."""
     order = sequence_numbers(np.arange(5000), 5000, 7)
     assert np.abs(np.diff(order)).mean() == pytest.approx(5000 / 3, rel=0.05)
@@ -89,7 +89,7 @@ def test_a_ramp_of_two_sizes() -> None:
 @pytest.mark.parametrize(
     "values", [(), ((1, 8),), ((0, 8), (0, 9)), ((0, 8), (5, 9), (4, 9)), ((0, 0),), ((0, 8), (3, -1))]
 )
-def test_what_is_no_ramp_is_refused(values: tuple[tuple[int, int], ...]) -> None:
+def test_an_invalid_ramp_is_refused(values: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(InputError, match="batch: found"):
         BatchRamp(values)
 

@@ -138,7 +138,7 @@ def test_damaged_tokens_are_found_when_they_are_read(shards_of: Shards, block: i
             shards.tokens(first, stop)
 
 
-def test_each_block_is_looked_at_once(shards_of: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_block_is_checked_once(shards_of: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = shards_of([[*([1] * 70_000), 0]])
     looked: list[int] = []
     crc32 = zlib.crc32
@@ -199,7 +199,7 @@ def split(*shards: object) -> dict[str, object]:
         ({"schema": "shardwise.tokens/1"}, "'shardwise.tokens/2' is required: tokenize again, with --force"),
     ],
 )
-def test_an_index_that_cannot_be_is_refused(shards_of: Shards, changes: dict[str, object], part: str) -> None:
+def test_an_impossible_index_is_refused(shards_of: Shards, changes: dict[str, object], part: str) -> None:
     file = shards_of([[1, 2, 0]]).folder / "index.json"
     payload = json.loads(file.read_text()) | changes
     del payload["crc32"]

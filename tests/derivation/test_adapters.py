@@ -87,7 +87,7 @@ def test_a_frozen_embedding_has_no_backward_pass_and_the_head_hands_on_a_gradien
     assert [head.tensors[name].gradient_of for name in head.backward.program.outputs] == ["x"]
 
 
-def test_parameters_and_flops() -> None:
+def test_parameters_and_flops_of_adapters() -> None:
     """Of rank 8: A of 8 x 4096 for each of q, k and v; B of 4096 x 8 for q and of 1024 x 8 for k and v."""
     adapters = 32 * (3 * 8 * 4096 + 8 * 4096 + 2 * 8 * 1024)
     assert num_trained_params(QKV) == adapters
@@ -122,7 +122,7 @@ def test_an_estimate_has_weights_in_full_and_state_of_the_adapters(layout: Layou
         ({"lora_rank": 8, "lora_targets": ("q_a_proj",)}, "no matrix of lora_targets = q_a_proj; .* q_proj, k_proj, v_proj"),
     ],
 )  # fmt: skip
-def test_adapters_that_are_not_known(change: dict[str, object], message: str) -> None:
+def test_unknown_adapters_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         replace(LLAMA, **change)  # type: ignore[arg-type]
 

@@ -96,7 +96,7 @@ def test_an_input_kept_gathered_is_not_gathered_again() -> None:
     assert payload_bytes(passes.backward) == 4 * SIZES["B"] * SIZES["D"]
 
 
-def test_backward_products() -> None:
+def test_products_of_the_backward_pass() -> None:
     """S0's appendix B: the four products of the backward pass and what each sums over (its slip for dW_in mended)."""
     operands = {}
     for step in derive_mlp("DP").backward.steps:

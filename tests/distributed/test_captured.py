@@ -55,7 +55,7 @@ def captured(case: Case) -> Counter[IssuedCollective]:
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_are_issued_as_realised(name: str) -> None:
+def test_collectives_have_the_planned_formats(name: str) -> None:
     case = FORMATS[name]
     planned = count_collectives(case.instance(), case.num_micro_batches)
     for issued in run_rank_threads(captured, case.layout.num_devices, case):
@@ -63,5 +63,5 @@ def test_formats_are_issued_as_realised(name: str) -> None:
         assert actual == expected
 
 
-def test_a_device_alone_issues_nothing() -> None:
+def test_a_single_device_issues_no_collective() -> None:
     assert count_collectives(Case(precision=replace(FP64)).instance(), 4) == Counter()

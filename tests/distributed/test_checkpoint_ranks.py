@@ -84,7 +84,7 @@ WRITERS = [(1, "even"), (2, "uneven"), (3, "on the last"), (4, "hybrid"), (4, "e
 
 
 @pytest.mark.parametrize(("ranks", "layout"), WRITERS)
-def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, layout: str) -> None:
+def test_saved_state_loads_bit_for_bit_on_other_ranks(tmp_path: Path, ranks: int, layout: str) -> None:
     """One process reads what all of them save; the suite has the three groups of ranks that read take turns."""
     run_processes(saved, ranks, tmp_path, layout)
     assert loaded(tmp_path, "even")
@@ -139,7 +139,7 @@ def test_boxes_of_n_dims_are_read_in_any_other_boxes(tmp_path: Path) -> None:
         assert torch.equal(load_tensors(tmp_path / f"step-{step:08d}", "")["a"], MATRIX), boxes
 
 
-def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> None:
+def test_replicated_state_is_written_once_by_all_ranks(tmp_path: Path) -> None:
     saved(tmp_path / "one", "replicated")
     run_processes(saved, 3, tmp_path / "three", "replicated")
     single, three = (
@@ -248,7 +248,7 @@ def killed(folder: Path, point: str, before: bool, rank: int) -> None:
         (2, "publish_draft", False, 0, 200),
     ],
 )
-def test_a_process_that_is_killed_leaves_what_was_complete(
+def test_a_killed_process_leaves_the_last_complete_checkpoint(
     tmp_path: Path, ranks: int, point: str, before: bool, rank: int, step: int
 ) -> None:
     with pytest.raises(AssertionError):

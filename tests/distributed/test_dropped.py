@@ -150,7 +150,7 @@ def same_for_all(engine: TrainingEngine, local: bool) -> bool:
         for name in CASES
     ],
 )
-def test_every_collective_is_needed(name: str) -> None:
+def test_dropping_any_collective_changes_loss_or_norm(name: str) -> None:
     case = CASES[name]
     reference = plain(case)
     expected = [number for step in (0, 1) for number in (reference.losses[step], reference.norms[step])]

@@ -14,7 +14,7 @@ from shardwise.verify.training.compare_runs import collective_differences
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER)])
-def test_equals_one_process(name: str) -> None:
+def test_ranks_equal_one_process(name: str) -> None:
     case = {**CASES, **FURTHER}[name]
     reference = plain(case)
     size = case.layout.num_devices

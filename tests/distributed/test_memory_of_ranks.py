@@ -93,7 +93,7 @@ def test_flat_arrays_count_whole_and_once(layout: str, policy: str) -> None:
     assert moments == 2 * 4 * elements * (world_size if layout == "dp=2" else 1)
 
 
-def test_some_of_these_arrays_are_padded() -> None:
+def test_cases_include_padded_arrays() -> None:
     """Otherwise it would not be seen whether they count whole."""
     elements = sum(tensor.numel() for tensor in initial_weights(ARCHITECTURE, 0).tensors.values())
     assert resting_bytes("dp=2")["gradients"] >= 4 * elements

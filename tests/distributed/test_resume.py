@@ -144,7 +144,7 @@ def test_steps_are_read_ahead_by_one_reader_and_leave_nothing_behind(data: Path)
         ("tied", "pp=2 dualpipe_v", "pp=2 interleaved_zb", "adamw"),
     ],
 )
-def test_goes_on_as_if_it_had_not_stopped(
+def test_resumed_run_equals_the_uninterrupted_one(
     model: str, before: str, after: str, optimizer: str, data: Path, tmp_path: Path
 ) -> None:
     plan, resumed_plan = (planned(LAYOUTS[layout], model, optimizer) for layout in (before, after))

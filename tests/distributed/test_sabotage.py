@@ -122,7 +122,7 @@ def differs(actual: RunResult, expected: RunResult) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_sabotage_is_noticed(name: str) -> None:
+def test_every_sabotage_changes_the_norms(name: str) -> None:
     case = CASES[name]
     expected = plain(case)
     assert any(differs(actual, expected) for actual in sabotaged(name, case))

@@ -60,7 +60,7 @@ def save_sharded(folder: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_what_several_ranks_of_torchtitan_have_saved(ranks: int, tmp_path: Path) -> None:
+def test_checkpoints_of_several_torchtitan_ranks_are_read(ranks: int, tmp_path: Path) -> None:
     run_processes(save_sharded, ranks, str(tmp_path))
     assert len(list(tmp_path.glob("*.distcp"))) == ranks
     require_read(tmp_path)
@@ -124,7 +124,7 @@ def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
     require_read(tmp_path / "titan")
 
 
-def test_files_that_are_not_what_was_written(tmp_path: Path) -> None:
+def test_changed_files_are_refused(tmp_path: Path) -> None:
     write("torchtitan", tmp_path)
     part = max(tmp_path.glob("*.distcp"), key=lambda path: path.stat().st_size)
     content = part.read_bytes()

@@ -98,7 +98,7 @@ def _starts(position: int) -> list[int]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_collective(run: str) -> None:
+def test_collectives_equal_slices_of_the_matrix(run: str) -> None:
     results = RUNS[run](every_collective, SIZE)
     for rank, result in enumerate(results):
         assert result == expected_values([3, 1, 0, 2].index(rank)), f"rank {rank}"
@@ -141,7 +141,7 @@ def agree_within_a_step() -> tuple[list[IssuedCollective], Counter[IssuedCollect
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_what_ranks_agree_on_is_no_collective_of_the_step(run: str) -> None:
+def test_agreement_of_ranks_is_not_captured(run: str) -> None:
     for agreed, reduced, problem in RUNS[run](agree_within_a_step, 2):
         assert agreed == []
         assert reduced == Counter([IssuedCollective(CollectiveKind.ALL_REDUCE, ("dp",), "fp32", 12, "")])

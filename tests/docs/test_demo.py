@@ -31,7 +31,7 @@ def test_a_gpu_is_used_where_there_is_one(has_gpu: bool, device: str, monkeypatc
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_each_reads_what_is_there_or_was_written(device: str) -> None:
+def test_commands_read_existing_or_written_files(device: str) -> None:
     written: set[str] = set()
     for command in DEMO["commands"](device):
         outputs = set(re.findall(r"--(?:out|plot) (\S+)", command))

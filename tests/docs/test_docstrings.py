@@ -24,13 +24,13 @@ PUBLIC = sorted(name for name in sw.__all__ if not name.startswith("_"))
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_examples(module: str) -> None:
+def test_examples_of_docstrings_pass(module: str) -> None:
     result = doctest.testmod(import_module(module))
     assert result.attempted > 0
     assert result.failed == 0
 
 
-def test_there_are_examples() -> None:
+def test_the_package_has_examples() -> None:
     assert {"shardwise.present.verbs.planning", "shardwise.present.verbs.memory", "shardwise.layout.layout"} <= set(
         MODULES
     )
@@ -89,7 +89,7 @@ def test_a_public_member_has_a_docstring_and_names_its_errors(name: str) -> None
     assert wrong == []
 
 
-def test_what_a_docstring_lacks_is_found() -> None:
+def test_missing_parts_of_a_docstring_are_found() -> None:
     def bare(name: str) -> None:
         """One line."""
 

@@ -139,14 +139,14 @@ DATA = sorted(path for suffix in ("toml", "js", "html", "css") for path in SOURC
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *DATA], ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_documents_catalogues_and_the_page(path: Path) -> None:
+def test_documents_and_catalogues_avoid_replaced_words(path: Path) -> None:
     assert replaced(TABLE.sub("", path.read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize(
     "room", sorted(path for path in SOURCES.iterdir() if path.name[0] not in "_."), ids=lambda path: path.stem
 )
-def test_messages_docstrings_and_comments(room: Path) -> None:
+def test_messages_docstrings_and_comments_avoid_replaced_words(room: Path) -> None:
     sources = [room] if room.suffix == ".py" else sorted(room.rglob("*.py"))
     hits = {
         path.relative_to(SOURCES).as_posix(): bad_lines
@@ -156,7 +156,7 @@ def test_messages_docstrings_and_comments(room: Path) -> None:
     assert hits == {}
 
 
-def test_names() -> None:
+def test_names_of_the_package_avoid_replaced_words() -> None:
     printed = printed_fields()
     hits = {
         path.relative_to(SOURCES).as_posix(): lines
@@ -193,7 +193,7 @@ def test_clear_names_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("verb", ["", *verb_parsers()])
-def test_help(verb: str) -> None:
+def test_help_avoids_replaced_words(verb: str) -> None:
     parser = verb_parsers()[verb] if verb else build_parser()
     assert replaced(parser.format_help()) == []
 

@@ -54,7 +54,7 @@ IN_SUITE = {SHORT[place] for place in covering([subjects(*PRINTED[number][:2]) f
         for number, session in enumerate(PRINTED)
     ],
 )
-def test_session(document: str, command: str, output: str) -> None:
+def test_shell_sessions_print_what_the_documents_show(document: str, command: str, output: str) -> None:
     now = refresh.timeless(refresh.printed(command))
     if output.endswith("\n..."):
         assert now.startswith(refresh.timeless(output.removesuffix("...")))
@@ -71,7 +71,7 @@ def test_session(document: str, command: str, output: str) -> None:
         for long in [any(call in session for call in LONG_CALLS)]
     ],
 )
-def test_python_session(document: str, session: str) -> None:
+def test_python_sessions_print_what_the_documents_show(document: str, session: str) -> None:
     assert refresh.replayed(session) == session
 
 
@@ -98,7 +98,7 @@ SLOW = ("batch-to-loss",)  # a session beside it prints what the same command fi
         for entry in PICTURES
     ],
 )
-def test_picture(picture: Path, command: str) -> None:
+def test_pictures_equal_their_commands(picture: Path, command: str) -> None:
     assert picture.read_text(encoding="utf-8") == refresh.drawn(command)
 
 
@@ -129,7 +129,7 @@ def test_the_suite_has_every_page_and_every_verb() -> None:
     assert len(IN_SUITE) <= 0.4 * len(PRINTED)
 
 
-def test_there_are_sessions() -> None:
+def test_documents_have_sessions() -> None:
     problems = {f"docs/worked-problems/{path.name}" for path in (ROOT / "docs" / "worked-problems").glob("[!R]*.md")}
     assert len(problems) == 8
     assert {document for document, _, _ in SESSIONS} >= {"README.md", *problems}

@@ -133,7 +133,7 @@ def test_examples_of_docstrings_are_blocks_of_code() -> None:
     assert fenced(">>> f(\n...     [8, 16])\n(1,)") == "```pycon\n>>> f(\n...     [8, 16])\n(1,)\n```"
 
 
-def test_what_a_site_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
+def test_loads_from_other_hosts_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<a href="https://x.org">x</a><link rel="canonical" href="https://x.org"><img src="b.svg">'
     )

@@ -35,5 +35,5 @@ def test_a_path_into_a_room_names_a_file() -> None:
         ("megatron/core/model/gpt.py of Megatron-LM", set()),
     ],
 )
-def test_what_counts_as_a_path_into_a_room(text: str, expected: set[str]) -> None:
+def test_paths_into_rooms_are_recognised(text: str, expected: set[str]) -> None:
     assert missing_files(text) == expected

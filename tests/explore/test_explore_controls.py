@@ -93,7 +93,7 @@ def test_a_preset_is_a_job_with_a_source(preset: Preset) -> None:
     assert next(control["value"] for control in controls(changed) if control["name"] == "preset") == preset.name
 
 
-def test_what_is_true_or_false_is_a_checkbox() -> None:
+def test_boolean_options_are_checkboxes() -> None:
     every = controls(at("llama-3-8b", "h100:64", "tp=2+fsdp=32"))
     kinds = {control["name"]: control["kind"] for control in every}
     assert (kinds["sequence_parallel"], kinds["async_tp"], kinds["tp"], kinds["model"]) == (

@@ -133,7 +133,7 @@ def test_sections_of_a_verb_become_panels() -> None:
     assert last["blocks"] == [{"pre": "|>>|"}]
 
 
-def test_what_nothing_explains_is_text_and_what_is_unknown_a_dash() -> None:
+def test_unexplained_numbers_are_text_and_unknown_ones_a_dash() -> None:
     facts = Facts([("days", Number("-", None), []), ("usd", Number("$1", 1.0, "$", "usd"), [])])
     (section,) = report_to_json([PageSection(title="run", blocks=[facts])], lambda path: "")
     assert section["blocks"][0]["facts"] == [["days", {"unknown": "-"}, []], ["usd", "$1", []]]

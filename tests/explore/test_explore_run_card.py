@@ -59,7 +59,7 @@ def test_a_bound_has_no_interval() -> None:
     assert set(card("&overlap=sum")["interval90"].values()) == {None}
 
 
-def test_what_has_no_source_is_unknown_with_its_reason() -> None:
+def test_values_without_a_source_are_unknown_with_the_reason() -> None:
     run = card(cluster="h800:64", layout="fsdp=64")
     unknown = [name for name in ("usd", "energy_mwh") if run[name] is None]
     assert unknown

@@ -77,7 +77,7 @@ def hostile() -> Iterator[str]:
     yield "/ask/copy?target=" + quote("$(touch /tmp/x)")
 
 
-def test_there_are_two_hundred_of_them() -> None:
+def test_two_hundred_hostile_requests_are_tried() -> None:
     assert len(set(hostile())) >= 200
 
 
@@ -137,7 +137,7 @@ OTHER_HOSTS = (
 
 
 @pytest.mark.parametrize("host", OTHER_HOSTS)
-def test_other_names_of_this_machine_get_nothing(client: TestClient, host: str) -> None:
+def test_other_host_names_are_refused(client: TestClient, host: str) -> None:
     assert client.get("/ask/overview", headers={"host": host}).status_code == 421
     assert client.get("/", headers={"host": host}).status_code == 421
 
@@ -147,12 +147,12 @@ def test_other_names_of_this_machine_get_nothing(client: TestClient, host: str) 
     [{"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "https://127.0.0.1:8631"}, {"origin": "http://localhost:8631"},
      {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}],
 )  # fmt: skip
-def test_other_origins_get_nothing(client: TestClient, headers: dict[str, str]) -> None:
+def test_other_origins_are_refused(client: TestClient, headers: dict[str, str]) -> None:
     assert client.get("/ask/overview", headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_nothing_is_written(client: TestClient, method: str) -> None:
+def test_other_methods_are_refused(client: TestClient, method: str) -> None:
     answer = client.request(method, "/ask/overview", content=b"x" * 100_000)
     assert answer.status_code == 405
 
@@ -188,7 +188,7 @@ def test_off_loopback_a_token_is_required() -> None:
         assert client.get("/ask/overview").status_code == 200
 
 
-def test_a_port_that_is_taken_says_so() -> None:
+def test_a_port_in_use_is_reported() -> None:
     first = bind_address("127.0.0.1", 0)
     port = first.socket.getsockname()[1]
     assert first.token is None
@@ -275,7 +275,7 @@ def test_a_search_whose_process_ends_says_that_and_how_many_layouts_it_priced() 
         searches.close()
 
 
-def test_a_state_that_cannot_be_is_not_searched() -> None:
+def test_an_impossible_state_is_not_searched() -> None:
     searches = Searches()
     try:
         with pytest.raises(InputError):

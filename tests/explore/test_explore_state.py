@@ -55,7 +55,7 @@ def test_placements_travel_in_the_address() -> None:
         ("model.=3", "NAME=VALUE"),
     ],
 )  # fmt: skip
-def test_what_is_no_state_is_refused_with_its_reason(query: str, expected_text: str) -> None:
+def test_an_invalid_state_is_refused_with_the_reason(query: str, expected_text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_query(query)
     assert expected_text in str(caught.value)

@@ -41,7 +41,7 @@ def progress(name: str, changes: dict[str, str] | None = None) -> dict[str, Any]
     return payload["task"]
 
 
-def test_there_are_four() -> None:
+def test_every_task_has_a_solution() -> None:
     assert list(TASKS) == list(SOLUTIONS)
 
 
@@ -56,7 +56,7 @@ def test_a_task_begins_unsolved_and_can_be_solved(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "changes", "label"), FAILURES)
-def test_what_misses_a_number_is_not_done(name: str, changes: dict[str, str], label: str) -> None:
+def test_a_task_that_misses_a_number_is_not_done(name: str, changes: dict[str, str], label: str) -> None:
     task = progress(name, changes)
     assert not task["done"]
     assert [requirement["label"] for requirement in task["requirements"] if not requirement["met"]] == [label]

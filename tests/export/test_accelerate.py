@@ -142,11 +142,11 @@ def launch_with(layout: str, *, precision: str = "bf16") -> Launch:
         ("fsdp=16 offload=optimizer", "no offload=optimizer"),
     ],
 )
-def test_what_it_cannot_run_is_refused(layout: str, words: str) -> None:
+def test_layouts_that_accelerate_lacks_are_refused(layout: str, words: str) -> None:
     assert any(words in reason for reason in refusals(launch_with(layout), TARGET))
 
 
-def test_what_is_written_says_every_size_and_starts_every_node() -> None:
+def test_written_launch_has_every_size_and_starts_every_node() -> None:
     launch = launch_with("dp=2 fsdp=4 cp=2 cp_variant=zigzag recompute=full", precision="fp8_torchao")
     files = TARGET.write(to_options(TARGET, launch), launch)
     for line in ("num_processes: 16", "num_machines: 2", "parallelism_config_dp_replicate_size: 2", "fsdp_version: 2",
@@ -183,7 +183,7 @@ def test_what_is_written_says_every_size_and_starts_every_node() -> None:
     ],
     ids=lambda value: str(value)[:12],
 )  # fmt: skip
-def test_what_is_no_launch_is_said_in_a_line(text: str, words: str) -> None:
+def test_invalid_configurations_are_refused_in_one_line(text: str, words: str) -> None:
     with pytest.raises(InputError) as raised:
         heard(text)
     assert words.lower() in str(raised.value).lower()
@@ -197,7 +197,7 @@ def test_a_section_may_leave_out_the_beginning_of_its_options() -> None:
     assert parsed.unknown == ()
 
 
-def test_an_optimizer_that_is_not_known_is_said() -> None:
+def test_known_optimizers_are_read_and_others_refused() -> None:
     with pytest.raises(InputError, match="--optim"):
         heard(BASE, f"{START} --optim apollo_adamw")
     assert heard(BASE, f"{START} --optim lion_32bit").launch.job.optimizer == "lion"
@@ -205,7 +205,7 @@ def test_an_optimizer_that_is_not_known_is_said() -> None:
         assert heard(BASE, f"{START} --optim {theirs}").launch.job.optimizer == "adamw_8bit"
 
 
-def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
+def test_reading_runs_no_code(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     with pytest.raises(InputError):
         heard(f"distributed_type: FSDP\na: !!python/object/apply:pathlib.Path.touch ['{marker}']\n")

@@ -157,7 +157,7 @@ def launch_of(text: str, model: str = "llama-3-8b") -> Launch:
         ("fsdp=8 zero_stage=3 recompute=selective", "llama-3-8b", "recompute"),
     ],
 )
-def test_what_it_cannot_run_is_refused(text: str, model: str, reason: str) -> None:
+def test_layouts_that_automodel_lacks_are_refused(text: str, model: str, reason: str) -> None:
     assert any(reason in refusal for refusal in refusals(launch_of(text, model), TARGET))
 
 
@@ -169,7 +169,7 @@ def test_what_it_cannot_run_is_refused(text: str, model: str, reason: str) -> No
         ("fsdp=8 pp=4 zero_stage=2 recompute=alternate layers_per_stage=8,8,8,8", "llama-3-8b"),
     ],
 )  # fmt: skip
-def test_what_it_runs_is_not_refused(text: str, model: str) -> None:
+def test_layouts_that_automodel_runs_are_accepted(text: str, model: str) -> None:
     assert not refusals(launch_of(text, model), TARGET)
 
 

@@ -99,7 +99,7 @@ def test_the_command_reads_a_configuration_without_a_script(tmp_path: Any, capsy
 @pytest.mark.parametrize(
     ("part", "seqs"), [({}, 16), ({"gradient_accumulation_steps": 3}, 48), ({"train_batch_size": 32}, 32)]
 )
-def test_what_is_missing_of_a_batch_follows(part: dict[str, int], seqs: int) -> None:
+def test_missing_batch_sizes_are_derived(part: dict[str, int], seqs: int) -> None:
     assert heard({"train_micro_batch_size_per_gpu": 2, **part}, job__seq_len=2048).launch.job.num_seqs == seqs
 
 
@@ -126,7 +126,7 @@ def launch_with(
         ("fsdp=16 micro_batch_seqs=3", "does not divide"),
     ],
 )
-def test_what_it_cannot_run_is_refused(layout: str, words: str) -> None:
+def test_layouts_that_deepspeed_lacks_are_refused(layout: str, words: str) -> None:
     assert any(words in reason for reason in refusals(launch_with(layout), TARGET))
 
 
@@ -160,7 +160,7 @@ def test_experts_with_expert_parallelism_are_whole() -> None:
     )
 
 
-def test_what_is_written_holds_the_batch_together_and_starts_every_node() -> None:
+def test_written_launch_keeps_the_batch_and_starts_every_node() -> None:
     launch = launch_with("fsdp=16 micro_batch_seqs=4")
     files = TARGET.write(to_options(TARGET, launch), launch)
     config = json.loads(files[CONFIG])
@@ -214,7 +214,7 @@ def test_options_that_no_plan_prices_are_refused(name: str) -> None:
           "activation_checkpointing": {"partition_activations": True}}, "partition_activations"),
     ],
 )  # fmt: skip
-def test_what_is_no_launch_is_said_in_a_line(config: object, words: str) -> None:
+def test_invalid_configurations_are_refused_or_named(config: object, words: str) -> None:
     if words:
         with pytest.raises(InputError, match=words.replace("(", r"\(")):
             heard(config, job__seq_len=2048)

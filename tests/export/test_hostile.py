@@ -77,7 +77,7 @@ def texts(mark: Path) -> list[str]:
     return [text.replace(RUN, f"touch {mark}") for several in TEXTS.values() for text in several]
 
 
-def test_none_is_run_and_each_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_hostile_texts_are_refused_in_one_line_and_never_run(tmp_path: Path) -> None:
     mark = tmp_path / "was-run"
     every = texts(mark)
     began = time.process_time()
@@ -91,7 +91,7 @@ def test_none_is_run_and_each_is_refused_in_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("target", list(TARGETS))
-def test_a_target_that_is_named_refuses_them_too(target: str, tmp_path: Path) -> None:
+def test_a_named_target_refuses_hostile_texts(target: str, tmp_path: Path) -> None:
     mark = tmp_path / "was-run"
     for text in texts(mark):
         for name in NAMES:

@@ -104,7 +104,7 @@ def test_the_gpu_model_of_the_repository_is_read() -> None:
 @pytest.mark.parametrize(
     "name", ["llama2-7b", "llama3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen2.5-7b"]
 )
-def test_a_model_is_said_by_its_name(name: str) -> None:
+def test_a_model_of_the_release_is_written_by_its_name(name: str) -> None:
     options = expand_name({"model_name": name, "steps": 5})
     expanded = {key: value for key, value in options.items() if key != "model_name"}
     assert shorten_to_name(expanded) == {"model_name": name, "steps": 5}
@@ -197,7 +197,7 @@ def test_axes_span_slices_from_the_outermost() -> None:
     assert "NNODES=16" in files["launch.sh"]
 
 
-def test_degrees_that_are_inferred() -> None:
+def test_inferred_degrees_are_filled_in() -> None:
     inferred = heard(GOOD.replace("ici_fsdp_parallelism: 8\n", "").replace("0.25", "1"))
     assert inferred.launch.layout == heard(GOOD.replace("0.25", "1")).launch.layout
     two = cluster_machines(sw.load_cluster("tpu-v5e:8x8*2"))
@@ -233,7 +233,7 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
         ("fsdp=64 zero_stage=3 recompute=alternate", "recompute=alternate"),
     ],
 )
-def test_what_maxtext_asks(text: str, words: str) -> None:
+def test_layouts_that_maxtext_lacks_are_refused(text: str, words: str) -> None:
     reasons = refusals(launch(text, "tpu-v5p:4x4x4"), launch_config.TPU)
     assert any(words in reason for reason in reasons), reasons
 
@@ -255,7 +255,7 @@ def test_what_maxtext_asks(text: str, words: str) -> None:
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=ulysses", "gemma-2-9b", "global attention alone"),
     ],
 )
-def test_what_maxtext_asks_of_models(text: str, model: str, words: str) -> None:
+def test_models_that_maxtext_lacks_are_refused(text: str, model: str, words: str) -> None:
     reasons = refusals(launch(text, "tpu-v5p:4x4x4", model), launch_config.TPU)
     assert any(words in reason for reason in reasons), reasons
 
@@ -288,7 +288,7 @@ def test_sizes_of_stages_that_contradict_one_another_are_refused(option: str) ->
             read(value)
 
 
-def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
+def test_rings_and_gpu_layouts_that_maxtext_lacks_are_refused() -> None:
     ring = launch(
         "fsdp=2 cp=32 zero_stage=3 recompute=full cp_variant=zigzag",
         "tpu-v5p:4x4x4",
@@ -330,7 +330,7 @@ def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
         (GOOD.replace("model_name: llama3-8b", "global_parameter_scale: 3"), "a power of two is required"),
     ],
 )
-def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
+def test_invalid_configurations_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as raised:
         heard(text)
     assert all(len(problem) < 900 for problem in raised.value.problems)
@@ -353,7 +353,7 @@ def test_adam_as_pax_has_it_is_planned_as_adamw() -> None:
     assert heard(GOOD + "opt_type: adam_pax\n").launch == heard(GOOD).launch
 
 
-def test_what_the_release_does_not_have_is_named() -> None:
+def test_options_that_the_release_lacks_are_named() -> None:
     assert heard(GOOD.replace("max_target_length", "max_target_len")).unknown == ("max_target_len",)
     assert "gcs_metrics" in heard(GOOD + "gcs_metrics: true\n").unread
 

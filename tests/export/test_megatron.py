@@ -103,7 +103,7 @@ def test_there_is_no_dropout_and_other_options_may_be_given() -> None:
     assert text.endswith('"${ARGS[@]}" "$@"\n')
 
 
-def test_the_part_of_a_head_that_turns_is_said_and_read() -> None:
+def test_rotary_share_of_a_head_is_written_and_read() -> None:
     """RotaryEmbedding of rotary_pos_embedding.py: dim · rotary_percent; its parser's default is 1.0."""
     for options, part in (("", 1.0), ("--rotary-percent 0.5", 0.5)):
         launch = parse_launch(
@@ -133,11 +133,11 @@ def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
         ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=false", "mixtral-8x7b", "sequence parallelism"),  # validate_args
     ],
 )
-def test_what_its_configurations_refuse_is_refused(text: str, model: str, reason: str) -> None:
+def test_layouts_that_its_configurations_refuse_are_refused(text: str, model: str, reason: str) -> None:
     assert any(reason in refusal for refusal in refusals(launch_of(text, model), TARGET))
 
 
-def test_what_they_take_is_not_refused() -> None:
+def test_layouts_that_its_configurations_take_are_accepted() -> None:
     assert not refusals(launch_of("fsdp=8 zero_stage=1 recompute=mla_up_proj", "deepseek-v3"), TARGET)
     assert not refusals(launch_of("fsdp=4 tp=2 etp=1 zero_stage=1 sequence_parallel=true", "gpt-oss-20b"), TARGET)
 
@@ -213,7 +213,7 @@ def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "full"),
     ],
 )
-def test_modules_that_run_again_are_read_and_said(options: str, recompute: str) -> None:
+def test_recomputed_modules_are_read_and_written(options: str, recompute: str) -> None:
     """TransformerConfig: recompute_modules are ["core_attn"] where they are not said."""
     parsed_launch = parse_launch(
         {"a.sh": f"torchrun pretrain_gpt.py {SIZES} {options}"}, EIGHT, target="megatron"
@@ -230,7 +230,7 @@ def test_modules_that_run_again_are_read_and_said(options: str, recompute: str) 
         ("mixtral-8x7b", "fsdp=64 ep=8 zero_stage=1 recompute={}"),
     ],
 )
-def test_all_that_a_search_tries_is_said_as_it_is_priced(model: str, layout: str) -> None:
+def test_every_searched_recompute_policy_is_written_as_priced(model: str, layout: str) -> None:
     cluster = load_cluster("h100:512" if "70b" in model else "h100:64", stack="megatron")
     policies = stack_recompute_policies(
         stack_of(cluster), load_model(model), Job(global_batch_tokens=2**22, seq_len=4096)

@@ -112,7 +112,7 @@ def heard_of(*lines: str) -> ParsedLaunch:
         (["cfg.mixed_precision = None"], "fp32"),
     ],
 )
-def test_precisions_have_their_names(lines: list[str], precision: str) -> None:
+def test_lines_of_a_recipe_map_to_precisions(lines: list[str], precision: str) -> None:
     assert heard_of(*lines).launch.job.precision == precision
 
 
@@ -138,7 +138,7 @@ def test_flags_that_are_not_set_are_no_arguments() -> None:
         assert arguments[1].get(option) == to_megatron({}).get(option), field
 
 
-def test_what_is_no_literal_is_named() -> None:
+def test_arguments_that_are_no_literals_are_named() -> None:
     heard = heard_of(
         "cfg.model.num_layers = layers_of(3)", "if 1 > 0:\n        cfg.model.hidden_size = 1", "set_layout(cfg.model)"
     )
@@ -151,7 +151,7 @@ def test_constants_and_sums_of_a_file_are_known() -> None:
     assert parse_launch({"recipe.py": text}, EIGHT).launch.job.seq_len == 8192
 
 
-def test_nothing_of_a_recipe_is_run(tmp_path: Path) -> None:
+def test_reading_a_recipe_runs_no_code(tmp_path: Path) -> None:
     path = tmp_path / "made"
     text = f"open({str(path)!r}, 'w')\n" + of_hub("meta-llama/Meta-Llama-3-8B", 8192, 512).replace(
         "return cfg", f"cfg.model.num_layers = open({str(path)!r}, 'w')\n    return cfg"

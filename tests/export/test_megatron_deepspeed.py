@@ -102,7 +102,7 @@ def test_recomputation_offload_and_options_that_are_not_priced() -> None:
         ("--zero-stage 7", "zero-stage: found '7'; a stage from 0 to 3 is required"),
     ],
 )
-def test_refusals(arguments: str, message: str) -> None:
+def test_unsupported_options_are_refused(arguments: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(arguments, stage=None if "zero" in arguments else 1)
 

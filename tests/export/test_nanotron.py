@@ -134,11 +134,11 @@ def test_other_stages_are_refused_and_the_nearest_has_nanotrons() -> None:
         ("dp=8 offload=optimizer", "offload=none is what it runs"),
     ],
 )
-def test_what_nanotron_asks(text: str, words: str) -> None:
+def test_layouts_that_nanotron_lacks_are_refused(text: str, words: str) -> None:
     assert any(words in reason for reason in refusals(launch(text), TARGET))
 
 
-def test_what_has_no_word_is_refused() -> None:
+def test_fields_without_an_option_are_refused() -> None:
     assert any("no precision bf16" in text for text in refusals(launch("dp=8", "bf16"), TARGET))
     assert any("model.num_experts" in text for text in refusals(launch("dp=8", model="mixtral-8x7b"), TARGET))
     usual = launch("dp=8")
@@ -200,13 +200,13 @@ def test_starcoder_is_read_and_written() -> None:
         (STARCODER.replace("rope_scaling: null", "sliding_window_size: 8, global_attn_layers: [1, 2]"), "every so many-th layer"),
     ],
 )  # fmt: skip
-def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
+def test_invalid_configurations_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words.replace("(", r"\(")) as raised:
         heard(text)
     assert all(len(problem) < 500 for problem in raised.value.problems)
 
 
-def test_what_the_release_does_not_have_is_named() -> None:
+def test_options_that_the_release_lacks_are_named() -> None:
     parsed = heard(GOOD.replace("rope_scaling: null", "rope_scaling: {factor: 2.0}, rotary_scaling: {factor: 2.0}"))
     assert "model.model_config.rotary_scaling.factor" in parsed.unknown
     assert "model.model_config.rope_scaling" in parsed.unread  # an option of the release, with sections of its own

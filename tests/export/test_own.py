@@ -48,7 +48,7 @@ def test_a_batch_script_starts_the_plan_on_each_node() -> None:
     )
 
 
-def test_a_plan_that_loses_time_is_told_what_to_change() -> None:
+def test_read_lists_faster_options_of_a_slow_plan() -> None:
     priced = price_launch(
         {"plan.json": json.dumps(plan_payload(plan(layout="fsdp=16 recompute=full")))}, load_cluster("h100:16")
     )
@@ -57,13 +57,13 @@ def test_a_plan_that_loses_time_is_told_what_to_change() -> None:
     assert priced.better[0].estimate.step_time_s < priced.plan.estimate.step_time_s
 
 
-def test_the_nearest_of_a_plan_that_our_engine_does_not_run() -> None:
+def test_a_refused_plan_names_the_nearest_runnable_layout() -> None:
     with pytest.raises(InputError, match="shardwise has no offload=both") as raised:
         export(plan(layout="fsdp=8 tp=2 recompute=full offload=both"), get_target("slurm"))
     assert "the nearest layout that it runs: fsdp=8 tp=2 " in raised.value.problems[-1]
 
 
-def test_one_node_needs_no_other() -> None:
+def test_one_node_starts_standalone() -> None:
     script = export(plan("h100:8", "fsdp=8 zero_stage=1"), get_target("slurm")).files["launch.slurm"]
     assert "--standalone" in script
 

@@ -74,7 +74,7 @@ def test_pools_that_an_engine_cannot_run_are_refused_with_the_nearest(engine):
         assert "the nearest that it runs: " in error.value.problems[-1]
 
 
-def test_what_a_pair_excludes_names_the_pool_and_the_nearest():
+def test_an_excluded_layout_names_the_pool_and_the_nearest():
     with pytest.raises(InputError, match="decode: pp is 2; 1 or that of prefill, pp=1, is required by SGLang") as error:
         export_pools(_pools(layout="prefill: tp=4; decode: tp=4 pp=2", engine="sglang"), ENGINES["sglang"])
     assert error.value.problems[-1] == "the nearest that it runs: decode: layout tp=4 replicas=2"

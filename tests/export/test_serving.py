@@ -31,7 +31,7 @@ def test_written_deployments_are_read_back_equal(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_an_engine_cannot_run_is_refused_with_the_nearest_that_it_can(engine):
+def test_an_unsupported_layout_is_refused_with_the_nearest(engine):
     for deployment in islice(refused_deployments(engine, 12), 10):
         with pytest.raises(InputError, match="cannot run this deployment") as error:
             export_serving(deployment, ENGINES[engine])

@@ -117,7 +117,7 @@ def test_models_and_clusters_that_are_not_known_have_no_price():
         ("nowhere.sh", "h100:4", "nowhere.sh: No such file"),
     ],
 )
-def test_what_cannot_be_priced_is_refused(line, cluster, problem):
+def test_requests_without_a_price_are_refused(line, cluster, problem):
     with pytest.raises(InputError, match=problem):
         sw.serve_read(line, cluster)
 

@@ -70,7 +70,7 @@ def test_every_option_stands_in_one_of_three_lists(engine):
          {"max_num_seqs": 64, "max_batched_tokens": 4096, "memory_fraction": 0.85, "chunked_prefill": False}, 2048),
     ],
 )  # fmt: skip
-def test_command_lines(line, layout, limits, length):
+def test_command_lines_are_read(line, layout, limits, length):
     launch = read(line).launch
     assert str(launch.layout) == layout
     assert launch.batch_limits == BatchLimits(**limits)
@@ -109,12 +109,12 @@ def test_command_lines(line, layout, limits, length):
         ("vllm serve Qwen/Qwen3-32B\nvllm serve Qwen/Qwen3-8B", "2 commands start an engine"),
     ],
 )
-def test_what_the_engine_refuses_is_refused(line, problem):
+def test_values_that_the_engine_refuses_are_refused(line, problem):
     with pytest.raises(InputError, match=problem):
         read(line)
 
 
-def test_options_that_change_the_answer_without_being_priced_are_said():
+def test_unpriced_options_that_matter_are_listed():
     reading = read(
         "NCCL_DEBUG=INFO VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_NEW_THING=1 vllm serve Qwen/Qwen3-32B --enforce-eager --seed 3 "
         "--cpu-offload-gb 10 --attention-backend FLASHINFER --all2all-backend allgather_reducescatter --block-size 16"
@@ -145,7 +145,7 @@ def test_options_that_change_the_answer_without_being_priced_are_said():
         ("trtllm-serve Qwen/Qwen3-32B --cp_size 2", "context_parallel_size", "memory"),
     ],
 )  # fmt: skip
-def test_values_of_priced_options_that_no_price_has(line, option, effect):
+def test_unpriced_values_of_priced_options_are_listed(line, option, effect):
     reading = read(line)
     assert reading.not_priced[option] == effect
     has_drafter = option.startswith("speculative")
@@ -201,7 +201,7 @@ spec:
     assert (str(reading.launch.layout), reading.num_nodes) == ("tp=8 pp=2 replicas=2", 2)
 
 
-def test_files_of_options():
+def test_files_of_options_are_read():
     config = "tensor_parallel_size: 2\nmax-num-seqs: 32\nenable-chunked-prefill: false\nspeculative-config: {method: ngram}\n"
     line = "vllm serve Qwen/Qwen3-32B --config /etc/serve.yaml --max-num-seqs 64"
     reading = read_serving({COMMAND_LINE: line, "serve.yaml": config})
@@ -238,7 +238,7 @@ def test_files_of_options():
         ("someone/unheard-of-9b", None, "bf16"),
     ],
 )
-def test_checkpoints(name, model, formats):
+def test_checkpoint_names_map_to_models(name, model, formats):
     checkpoint = identify_checkpoint(name)
     assert (checkpoint.architecture and checkpoint.architecture.name) == model
     assert str(checkpoint.formats) == formats

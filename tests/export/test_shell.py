@@ -42,7 +42,7 @@ def arguments(script: str) -> str:
         ('CMD="\ncd /x;\npython train.py --a 1 --b 2"\nsrun --mpi pmix bash -c "${CMD}" 2>&1', "--a 1 --b 2"),
     ],
 )
-def test_words_are_those_of_the_command(script: str, expected: str) -> None:
+def test_words_are_split_as_the_shell_does(script: str, expected: str) -> None:
     assert arguments(script) == expected
 
 
@@ -70,7 +70,7 @@ def test_conditions_on_texts_and_numbers_are_known(condition: str, holds: bool) 
     assert arguments(script) == f"--a {2 if holds else 3}"
 
 
-def test_the_first_branch_that_holds_is_the_one() -> None:
+def test_the_first_true_branch_is_taken() -> None:
     script = (
         "S={}\nif [ $S == a ]; then\nN=1\nelif [ $S == b ]; then\nN=2\nelif [ $S != c ]; then\nN=3\nelse\nN=4\nfi\n"
     )
@@ -101,12 +101,12 @@ def test_conditions_within_conditions_and_loops_are_left_out() -> None:
         ("", None),
     ],
 )
-def test_what_a_script_starts_beside_the_devices_that_there_are(script: str, started: str | None) -> None:
+def test_a_launch_of_more_processes_than_devices_is_noted(script: str, started: str | None) -> None:
     notes = list(process_count_notes({"run.sh": script}, Machines(num_devices=2, devices_per_node=2)))
     assert notes == ([f"run.sh starts {started} processes; this is priced on 2 devices"] if started else [])
 
 
-def test_nothing_is_run(tmp_path: Path) -> None:
+def test_reading_a_script_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "made"
     program = f"__import__('os').system('touch {path}')"
     script = f"A=$(touch {path})\nB=`touch {path}`\nC=$(({program}))\ntouch {path}\n{RUN} --b $A $B $C"
@@ -115,6 +115,6 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["", "# nothing", "echo", "x" * 1_000_001, "A=" + "y " * 30_000 + "\n" + RUN])
-def test_what_is_no_launch_is_refused(script: str) -> None:
+def test_texts_without_a_launch_are_refused(script: str) -> None:
     with pytest.raises(InputError):
         training_command(script, "script")

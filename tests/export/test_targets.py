@@ -38,7 +38,7 @@ def as_told(launch: Launch) -> dict[str, object]:
 
 @pytest.mark.parametrize("num_written", [NUM_WRITTEN, pytest.param(NUM_MORE_WRITTEN, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
-def test_what_is_written_is_read_back(target: Target, num_written: int) -> None:
+def test_written_launches_are_read_back_equal(target: Target, num_written: int) -> None:
     for launch in islice(runnable_launches(target.name, 1), NUM_PLANS if target.stack == ENGINE_STACK else num_written):
         options = to_options(target, launch)
         files = build_files(target, options, launch)
@@ -80,7 +80,7 @@ def test_constants_that_a_launch_says_count_before_the_catalogue(target: str) ->
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
-def test_what_cannot_run_is_refused_with_its_reasons(target: Target) -> None:
+def test_unsupported_plans_are_refused_with_the_reasons(target: Target) -> None:
     refused = ((launch, reasons) for launch in random_launches(2) if (reasons := refusals(launch, target)))
     for _, reasons in islice(refused, NUM_REFUSED):
         assert all(len(reason) > 20 for reason in reasons)
@@ -99,7 +99,7 @@ def named_instead(plan: Plan, target: Target) -> Plan | None:
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
-def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
+def test_the_named_nearest_layout_runs(target: Target) -> None:
     models = [model for model in ("llama-3-8b", "mixtral-8x7b") if model in sayable(target.name, "models")]
     launches = random_launches(4, chip=chip_of(target.name), models=models, precisions=("bf16",))
     refused = (
@@ -122,7 +122,7 @@ def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
         ("mpt-7b", "megatron-bridge", "position_embedding_type: found 'none'; one of learned_absolute, rope, yarn"),
     ],
 )
-def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: str, reason: str) -> None:
+def test_a_value_that_no_option_can_hold_is_a_reason(model: str, target: str, reason: str) -> None:
     precision = get_stack(get_target(target).stack).precision
     job, layout = Job(global_batch_tokens=2**18, seq_len=2048, precision=precision), Layout.parse("fsdp=8 zero_stage=1")
     launch = launch_from_plan(plan_layout(load_model(model), load_cluster("h100:8"), job, layout))
@@ -132,7 +132,7 @@ def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: st
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
 @pytest.mark.parametrize("target", ["maxtext", "maxtext-gpu"])
-def test_what_a_search_under_maxtext_picks_it_runs(target: str, model: str) -> None:
+def test_layouts_searched_under_maxtext_are_accepted_by_it(target: str, model: str) -> None:
     """Checkpoints of every block, and weights that are sharded over the context and the expert axes too."""
     cluster = load_cluster("tpu-v5p:2x4x4" if chip_of(target) == "tpu-v5p" else "h100:32", stack=target)
     for seq_len in (4096, 32768):
@@ -140,7 +140,7 @@ def test_what_a_search_under_maxtext_picks_it_runs(target: str, model: str) -> N
         assert refusals(launch_from_plan(chosen), get_target(target)) == [], chosen.layout
 
 
-def test_a_target_that_nobody_knows_is_said() -> None:
+def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(InputError, match="megatron"):
         get_target("megatrom")
 
@@ -155,7 +155,7 @@ def test_a_refused_plan_comes_with_the_nearest_that_runs() -> None:
     assert "fsdp=8 tp=2" in raised.value.problems[-1]
 
 
-def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said() -> None:
+def test_a_missing_precision_is_replaced_with_a_note() -> None:
     """torchtitan reduces gradients in fp32; nobody who plans for it by name has to know."""
     layout = Layout.parse("fsdp=16 zero_stage=3")
     cluster = load_cluster("h100:16", stack="torchtitan")
@@ -177,7 +177,7 @@ def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said(
         ("slurm", "tp,cp,pp,fsdp,dp@0,1", False),  # our own engine numbers ranks as the plan does
     ],
 )
-def test_ranks_that_are_numbered_in_another_order_are_said(target: str, placement: str, is_noted: bool) -> None:
+def test_another_order_of_ranks_is_noted(target: str, placement: str, is_noted: bool) -> None:
     """The step is that of the same layout in the target's order."""
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = load_cluster("h100:16", stack="megatron")

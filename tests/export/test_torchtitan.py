@@ -48,7 +48,7 @@ def heard(flags: str, devices: int = 64, **files: str) -> ParsedLaunch:
     return parse_launch({"launch.sh": f"{RUN} {flags}", **names}, Machines(num_devices=devices, devices_per_node=8))
 
 
-def test_what_flags_say_needs_no_file_of_python() -> None:
+def test_flags_need_no_python_file() -> None:
     files = written(launch("fsdp=32 tp=2 recompute=alternate"))
     assert list(files) == ["launch.sh"]
     for words in ("--module llama3", "--config llama3_8b", "--parallelism.tensor_parallel_degree 2", "--compile.enable\n",
@@ -57,7 +57,7 @@ def test_what_flags_say_needs_no_file_of_python() -> None:
         assert words in files["launch.sh"]
 
 
-def test_what_the_function_of_the_registry_sets_is_taken_back_by_flags() -> None:
+def test_flags_override_the_function_of_the_registry() -> None:
     script = written(launch("fsdp=64 recompute=none", model="llama-3.1-70b"))["launch.sh"]
     assert "--config llama3_70b" in script
     assert "--parallelism.tensor_parallel_degree 1" in script  # the function has 8
@@ -108,7 +108,7 @@ def test_multi_token_prediction_has_a_loss_of_its_own() -> None:
         (launch("fsdp=64 zero_stage=1"), "no ZeRO-1"),
     ],
 )
-def test_what_it_does_not_run_is_refused(refused_launch: Launch, reason: str) -> None:
+def test_layouts_that_torchtitan_lacks_are_refused(refused_launch: Launch, reason: str) -> None:
     assert any(reason in text for text in refusals(refused_launch, TITAN)), refusals(refused_launch, TITAN)
 
 
@@ -172,7 +172,7 @@ def strange():
 """
 
 
-def test_a_function_of_ones_own_is_read_and_what_is_not_understood_is_named() -> None:
+def test_a_custom_function_is_read_and_unknown_calls_are_named() -> None:
     parsed = heard("--module my.own --config mine --training.seq_len 4096", own=OWN)
     layout = parsed.launch.layout
     assert (layout.tp, layout.sequence_parallel, layout.micro_batch_seqs, layout.recompute) == (2, False, 4, "none")
@@ -215,7 +215,7 @@ PP = f"{LLAMA} --training.local_batch_size 8 --parallelism.pipeline_parallel_deg
         ("--module llama3 --config llama3_8b_mxfp8", "", "which no recipe here is"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_in_a_line(flags: str, source: str, reason: str) -> None:
+def test_invalid_launches_are_refused_in_one_line(flags: str, source: str, reason: str) -> None:
     with pytest.raises(InputError) as raised:
         heard(flags, own=source) if source else heard(flags)
     assert reason in str(raised.value)

@@ -81,7 +81,7 @@ ASYNC = f"{TP8}\nenable_async_tensor_parallel = true"
          "fsdp=8 tp=8 pp=8 zero_stage=2 sequence_parallel=true async_tp=true micro_batch_seqs=1 recompute=full", 100),
     ],
 )  # fmt: skip
-def test_its_published_runs_are_read_and_priced(
+def test_published_runs_are_read_and_priced(
     devices: int,
     flavor: str,
     seq_len: int,
@@ -107,7 +107,7 @@ def test_its_published_runs_are_read_and_priced(
     assert parsed_launch.job.global_batch_tokens / step / devices == pytest.approx(measured, rel=WITHIN)
 
 
-def test_a_command_gives_more_than_the_file() -> None:
+def test_flags_of_the_command_override_the_file() -> None:
     text = file_of("llama3", flavor="8B", training="seq_len = 4096\nlocal_batch_size = 1")
     script = (
         'CONFIG_FILE="./run.toml" ./run_train.sh --training.local_batch_size 4 --parallelism.tensor-parallel-degree=2'
@@ -123,7 +123,7 @@ def test_every_other_layer_runs_again_by_default() -> None:
     assert 'mode = "selective"\nselective_ac_option = "4"' in text
 
 
-def test_rings_and_experts_have_words() -> None:
+def test_rings_and_expert_degrees_are_written() -> None:
     text = written(launch("fsdp=8 cp=8 cp_variant=zigzag"), TITAN)["run.toml"]
     assert 'context_parallel_rotate_method = "alltoall"' in text
     split = written(launch("fsdp=16 tp=4 ep=8", model="qwen3-30b-a3b"), TITAN)["run.toml"]
@@ -143,7 +143,7 @@ def test_rings_and_experts_have_words() -> None:
         (launch("fsdp=64", model="mixtral-8x7b"), "has not the sizes of any model"),
     ],
 )
-def test_what_it_does_not_run_is_refused(refused_launch: Launch, reason: str) -> None:
+def test_layouts_that_torchtitan_lacks_are_refused(refused_launch: Launch, reason: str) -> None:
     assert any(reason in text for text in refusals(refused_launch, TITAN)), refusals(refused_launch, TITAN)
 
 
@@ -172,7 +172,7 @@ def test_what_it_does_not_run_is_refused(refused_launch: Launch, reason: str) ->
         ('[optimizer]\nname = "Adam"\n', "AdamW"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_in_a_line(text: str, reason: str) -> None:
+def test_invalid_configurations_are_refused_in_one_line(text: str, reason: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_launch({"run.toml": text}, Machines(num_devices=64, devices_per_node=8), target="torchtitan-toml")
     assert reason in str(raised.value)

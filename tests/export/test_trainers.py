@@ -155,7 +155,7 @@ def test_targets_of_adapters(lines: str, targets: str) -> None:
         (f"{FACTORY}mixture_of_depths: convert\n", "mixture_of_depths: found 'convert', which makes the model another one"),
     ],
 )  # fmt: skip
-def test_what_is_not_read_is_refused_with_the_reason(text: str, message: str) -> None:
+def test_unsupported_configurations_are_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(text)
 
@@ -290,7 +290,7 @@ def test_a_script_of_verl() -> None:
         ("mistralai/Devstral-Small-2507", "mistral-small-24b"), ("mistralai/Magistral-Small-2509", None),
     ],
 )  # fmt: skip
-def test_models_of_the_same_sizes(name: str, model: str | None) -> None:
+def test_hub_names_map_to_models_of_the_same_sizes(name: str, model: str | None) -> None:
     hub_entry = hub_model(name)
     assert (hub_entry.name if hub_entry else None) == model
 

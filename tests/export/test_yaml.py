@@ -15,7 +15,7 @@ TAGS = (
 NODES = ('""', "x", '"-"', "2001-99-99", "[x]", "{x: 1}", "[{x: 1}]", "[[x]]")
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_written_yaml_is_read_back_equal() -> None:
     options = {
         "model.sizes": [1, 2],
         "model.name": "ä: #",

@@ -13,7 +13,7 @@ EXACT = 1e-6
 
 @pytest.mark.golden_case
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-def test_case(case: dict[str, Any]) -> None:
+def test_golden_case_equals_its_source(case: dict[str, Any]) -> None:
     run = Run(tables("adapters.toml")[case["adapter"]], case["inputs"])
     for key, expected in case["expected"].items():
         actual = run.result(key)
@@ -38,7 +38,7 @@ def test_every_adapter_is_used() -> None:
     assert set(tables("adapters.toml")) == {case["adapter"] for case in CASES}
 
 
-def test_what_cannot_be_computed_has_a_reason() -> None:
+def test_cases_that_are_not_computed_have_a_reason() -> None:
     listed = tables("not_computable.toml")["case"]
     assert len(listed) <= 20
     for case in listed:

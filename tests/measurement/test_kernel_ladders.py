@@ -120,7 +120,7 @@ def test_a_warp_with_lanes_of_both_sides_goes_through_both() -> None:
     assert executed == [2 * 4 * 1024, 2 * 4 * 1024, 4 * 1024]
 
 
-def test_names_are_those_of_the_verb() -> None:
+def test_ladder_names_equal_those_of_the_verb() -> None:
     assert tuple(LADDERS) == tuple(SMALL_LADDERS) == LADDER_NAMES
 
 
@@ -149,7 +149,7 @@ def test_rooflines_of_a_chip() -> None:
         ({"device": "cuda"}, "--device none"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         sw.kernels(**arguments)
 

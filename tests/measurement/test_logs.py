@@ -48,7 +48,7 @@ def read(folder: Path, *lines: str) -> TrainingLog:
     return read_training_log([written(folder, lines)])
 
 
-def test_torchtitan(tmp_path: Path) -> None:
+def test_torchtitan_log_is_read(tmp_path: Path) -> None:
     log = read(
         tmp_path, "a banner", torchtitan(1, 2345.6, 12.25), torchtitan_validation(5), torchtitan(10, 6500.2, mfu=None)
     )
@@ -64,7 +64,7 @@ def test_ranks_in_front_of_the_last_stage_print_no_loss(tmp_path: Path) -> None:
     assert (step.loss, step.memory_bytes) == (3.5, 60.0 * GIB)
 
 
-def test_megatron(tmp_path: Path) -> None:
+def test_megatron_log_is_read(tmp_path: Path) -> None:
     log = read(
         tmp_path,
         megatron(10, 1780.25, 9.5),
@@ -79,7 +79,7 @@ def test_megatron(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["elapsed_time_per_iteration_ms", "time_per_iteration_ms"])
-def test_nanotron(tmp_path: Path, name: str) -> None:
+def test_nanotron_log_is_read(tmp_path: Path, name: str) -> None:
     log = read(
         tmp_path,
         nanotron(3, 1232.4, 850_812.3, time=name),
@@ -93,7 +93,7 @@ def test_nanotron(tmp_path: Path, name: str) -> None:
     assert log.memory_bytes == 61234.5 * MIB
 
 
-def test_nemo(tmp_path: Path) -> None:
+def test_nemo_log_is_read(tmp_path: Path) -> None:
     log = read(tmp_path, nemo(0, 30.0), nemo(7, 8.7684, 11.25, memory=64286097408), nemo(8, 8.5))
     assert log.format.name == "nemo"
     assert log.steps[1] == LoggedStep(
@@ -102,7 +102,7 @@ def test_nemo(tmp_path: Path) -> None:
     assert (log.steps[0].step_time_s, log.memory_bytes, log.torn) == (30.0, 64286097408, 0)
 
 
-def test_automodel(tmp_path: Path) -> None:
+def test_automodel_log_is_read(tmp_path: Path) -> None:
     """The lines of its training.jsonl: what is held is what is allocated."""
     log = read(tmp_path, automodel(7, 3276.75), automodel(8, 3276.5))
     assert (log.format.name, log.format.memory_kind) == ("automodel", "allocated")
@@ -122,7 +122,7 @@ def test_the_summary_of_transformers(tmp_path: Path) -> None:
     assert read(tmp_path, *lines, "{'train_runtime': '2.6', 'train_steps_per_second': '0'}").torn == 1
 
 
-def test_maxtext(tmp_path: Path) -> None:
+def test_maxtext_log_is_read(tmp_path: Path) -> None:
     memory = f"Total estimated memory size: {29.4:.1f} GB, estimated output size: {11.0:.1f} GB, "
     log = read(tmp_path, memory, maxtext(0, 9.0, 1, ramp=True), maxtext(3, 5.1234, 3198.125, 7.25))
     assert log.format.name == "maxtext"
@@ -151,7 +151,7 @@ def own_line(step: int, seconds: float, **more: object) -> str:
     return json.dumps(format_step_line(record, rates, more))
 
 
-def test_our_own_as_the_trainer_writes_it(tmp_path: Path) -> None:
+def test_log_of_our_trainer_is_read(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     lines = ['{"schema": "shardwise.log/1"}', own_line(1, 0.5), own_line(2, 9.0, **{INSPECTED: True})]
     written(tmp_path / "run", [*lines, '{"step": 2, "validation_metrics/loss": 6.5}'], "log.jsonl")
@@ -207,7 +207,7 @@ def test_steps_of_several_ranks_and_of_a_restart_count_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_any_end_of_a_line(tmp_path: Path, end: str) -> None:
+def test_any_line_ending_is_read(tmp_path: Path, end: str) -> None:
     bar = "\rloading:  50%|#####     |" * 3
     path = written(tmp_path, [bar, torchtitan(10, 6500), torchtitan(20, 6500)], end=end)
     assert len(read_training_log([path]).steps) == 2
@@ -242,7 +242,7 @@ def test_a_file_without_a_step_is_refused_in_one_line_and_soon(tmp_path: Path, n
     assert time.process_time() - start < 5
 
 
-def test_other_input_that_is_refused(tmp_path: Path) -> None:
+def test_other_invalid_input_is_refused(tmp_path: Path) -> None:
     titan_log, megatron_log = written(tmp_path, [torchtitan(1, 2)], "a"), written(tmp_path, [megatron(1, 2)], "b")
     for paths, words in (
         ([], "none given"), ([tmp_path / "missing.log"], "cannot read .*missing.log"), ([tmp_path], "a folder without log.jsonl"),

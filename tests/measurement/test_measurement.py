@@ -73,7 +73,7 @@ def test_a_record_has_terms_of_the_estimate_and_times_that_can_be() -> None:
         record(seconds={}),
     ],
 )
-def test_what_is_logged_is_read_back(tmp_path: Path, step_record: StepRecord) -> None:
+def test_logged_records_are_read_back_equal(tmp_path: Path, step_record: StepRecord) -> None:
     path = tmp_path / "log.jsonl"
     with LogWriter(path) as log:
         log.write({"schema": "shardwise.log/1"})
@@ -120,7 +120,7 @@ def test_a_torn_last_line_is_not_read_and_steps_are_cut(tmp_path: Path) -> None:
     assert [logged.step for logged in read_log(path).steps] == [1, 2, 3, 4]
 
 
-def test_damage_elsewhere_is_said_with_its_line(tmp_path: Path) -> None:
+def test_damage_before_the_last_line_is_reported_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     write(path, 2)
     for damage in ("{", "[1]", '{"loss": 1}'):

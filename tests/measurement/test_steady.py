@@ -58,20 +58,20 @@ def test_each_format_gives_the_same_rate(tmp_path: Path) -> None:
         assert 1 / steady.device_s_per_token == pytest.approx(rate, rel=3e-3), name
 
 
-def test_a_batch_that_is_not_the_logs(tmp_path: Path) -> None:
+def test_a_batch_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--batch-tokens: found 2,097,152, and the log says 1,048,576"):
         of(tmp_path, megatron(1, 2000.0), batch=2 << 20)
     with pytest.raises(InputError, match=r"which on 16 devices is a batch of .* tokens and not of 1,048,576"):
         of(tmp_path, *(maxtext(n, 20.0, 6500.0) for n in range(3)), devices=16, batch=1 << 20)
 
 
-def test_a_log_without_a_time(tmp_path: Path) -> None:
+def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no step of MaxText in it has a time or a rate"):
         of(tmp_path, maxtext(1, 2.0, 1.0, ramp=True))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 40, 10_000])
-def test_some_lines_always_stay(tmp_path: Path, count: int) -> None:
+def test_some_lines_are_always_kept(tmp_path: Path, count: int) -> None:
     assert count - num_warm_up(count) >= count / 2
     paces = [1.0 + 0.3 * (n % 2) for n in range(count)]  # of two speeds none is far off
     assert drop_outliers(paces) == paces

@@ -16,7 +16,7 @@ def curve(step: np.ndarray | float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("target", [4.0, 3.5, 3.2])
-def test_a_smooth_curve_is_crossed_where_it_crosses(target: float) -> None:
+def test_crossing_of_a_smooth_curve_is_exact_within_2_percent(target: float) -> None:
     exact = (6.0 / (target - 2.0)) ** 4
     num_steps = steps_to_loss(curve(np.arange(1, 5000)), target)
     assert num_steps == pytest.approx(exact, rel=0.02)

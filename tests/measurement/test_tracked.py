@@ -121,7 +121,7 @@ def test_the_steps_of_lightning_are_its_own(tmp_path: Path) -> None:
     assert [step.step for step in read_training_log([table(tmp_path / "history.csv", lines)]).steps] == STEPS
 
 
-def test_what_is_not_finite_was_not_logged(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     def broken(step: int) -> Row:
         return {"iteration-time": ["NaN", "Infinity", "-1", "0", ""][step % 5], "lm loss": "NaN"} if step > 10 else {}
 
@@ -160,7 +160,7 @@ def test_folders_of_trackers(tmp_path: Path) -> None:
     assert len(read_training_log([tmp_path / "tb" / "a", tmp_path / "tb" / "b"]).steps) == 20
 
 
-def test_checksums() -> None:
+def test_checksums_equal_the_published_values() -> None:
     """RFC 3720, appendix B.4."""
     vectors = {bytes(32): 0x8A9136AA, b"\xff" * 32: 0x62A8AB43, bytes(range(32)): 0x46DD794E, b"": 0}
     assert {data: crc32c(data) for data in vectors} == vectors
@@ -185,7 +185,7 @@ def test_a_file_that_is_cut_off_has_the_steps_before(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_byte_that_is_another_one_is_found(tmp_path: Path, name: str) -> None:
+def test_a_changed_byte_is_found(tmp_path: Path, name: str) -> None:
     whole, points, path = FILES[name].read_bytes(), READERS[name], tmp_path / FILES[name].name
     for at in range(8, len(whole), len(whole) // 150):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
@@ -250,7 +250,7 @@ def test_a_hostile_event_file_is_refused_in_one_line_and_soon(tmp_path: Path, na
     ],
     ids=["columns", "empty", "tags", "cells", "line", "field", "steps"],
 )
-def test_tables_that_are_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_tables_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "history.csv"
     path.write_text(text)
     with pytest.raises(InputError, match=words) as caught:

@@ -69,11 +69,11 @@ def changes(source: str) -> set[tuple[str, str]]:
         ("x: int = y", set()),
     ],
 )  # fmt: skip
-def test_what_an_expression_may_become(source: str, expected: set[tuple[str, str]]) -> None:
+def test_expressions_have_the_listed_mutations(source: str, expected: set[tuple[str, str]]) -> None:
     assert changes(source) == expected
 
 
-def test_what_a_caller_cannot_notice_is_left_alone() -> None:
+def test_code_without_visible_effect_is_not_mutated() -> None:
     """No type, docstring, message or annotation; the guard, the default and what is returned."""
     all_mutations = mutations(SOURCE)
     assert {mutation.line for mutation in all_mutations} == {10, 12, 14}

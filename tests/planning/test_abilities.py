@@ -145,7 +145,7 @@ def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[RunRow, .
         ("automodel", "fsdp=8 cp=2 zero_stage=1", "no ZeRO-1; a zero_stage of 0, 2, 3"),
     ],
 )  # fmt: skip
-def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: str) -> None:
+def test_missing_abilities_of_a_layout_are_named(stack: str, text: str, words: str) -> None:
     model = sw.load_model("llama-3-8b")
     problems = unsupported_choices(get_stack(stack), model, job_of(stack), Layout.parse(text))
     assert len(problems) == bool(words), problems
@@ -348,7 +348,7 @@ def test_of_many_plans_the_chosen_one_says_what_another_stack_would_gain(monkeyp
     assert sw.plan(model, two[0], job).search.elsewhere == "told"  # type: ignore[union-attr]
 
 
-def test_what_deepseek_recomputed_can_be_written_down() -> None:
+def test_recompute_policies_of_deepseek_are_supported_and_priced() -> None:
     """Norms, activations of experts, and what latent attention makes of its latents (arXiv 2412.19437, section 3.2.3)."""
     model, job = sw.load_model("deepseek-v3"), sw.Job(global_batch_tokens=512 * 4096, seq_len=4096)
     cluster = sw.load_cluster("h800:512", stack="megatron")

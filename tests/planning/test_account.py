@@ -103,7 +103,7 @@ def test_a_bound_has_no_interval() -> None:
     assert (account.interval90, account.bound_s, account.verdict) == (None, None, "slower")
 
 
-def test_what_has_no_peak() -> None:
+def test_a_chip_without_a_peak_is_refused() -> None:
     with pytest.raises(InputError, match="no machine's peak; a cluster of your own is required"):
         compute_utilisation(Problem(LLAMA, load_cluster("local:2"), replace(JOB, precision="fp32")), 1.0)
     bare = replace(H100, chip=replace(H100.chip, peak_flops_per_s={"fp32": 67e12}))

@@ -82,7 +82,7 @@ def test_without_limits_the_fastest_is_chosen(planned: Comparison) -> None:
     assert planned.contenders[0].plan.estimate == single.estimate
 
 
-def test_with_a_deadline_the_cheapest_that_meets_it(planned: Comparison) -> None:
+def test_with_a_deadline_the_cheapest_in_time_is_chosen(planned: Comparison) -> None:
     loose = sw.Limits(deadline_s=1.01 * days(planned, 0) * DAY)
     judged = with_limits(planned, loose)
     assert all(contender.in_time for contender in judged.contenders)
@@ -93,7 +93,7 @@ def test_with_a_deadline_the_cheapest_that_meets_it(planned: Comparison) -> None
     assert tight.chosen != 0
 
 
-def test_with_a_budget_the_fastest_within_it(planned: Comparison) -> None:
+def test_with_a_budget_the_fastest_within_it_is_chosen(planned: Comparison) -> None:
     dearest = max(range(3), key=lambda place: usd(planned, place))
     judged = with_limits(planned, sw.Limits(budget_usd=0.999 * usd(planned, dearest)))
     assert judged.contenders[dearest].within_budget is False
@@ -102,7 +102,7 @@ def test_with_a_budget_the_fastest_within_it(planned: Comparison) -> None:
     assert "the fastest within the budget" in judged.reason
 
 
-def test_without_prices_chip_hours_decide_and_it_is_said(planned: Comparison) -> None:
+def test_without_prices_the_fewest_chip_hours_are_chosen(planned: Comparison) -> None:
     loose = sw.Limits(deadline_s=2 * days(planned, 0) * DAY)
     judged = with_limits(planned, loose, priceless=(2,))
     hours = [contender.run.chip_hours for contender in judged.contenders if contender.run]
@@ -117,7 +117,7 @@ def test_a_cluster_without_a_price_is_never_within_a_budget(planned: Comparison)
     assert [contender.within_budget for contender in judged.contenders] == [None, None, None]
 
 
-def test_a_lead_that_the_model_cannot_tell_apart_is_said(planned: Comparison) -> None:
+def test_a_lead_below_the_models_error_is_noted(planned: Comparison) -> None:
     twin = replace(planned.contenders[0], cluster="twin")
     judged = choose_contender([planned.contenders[0], twin], sw.Limits())
     assert "twin is within 0.0%, below the model's error" in judged.reason
@@ -203,7 +203,7 @@ def test_prices_of_different_years_are_named(planned: Comparison) -> None:
     assert "different years" not in render_text(comparison_report(planned))
 
 
-def test_a_deadline_that_the_interval_misses_is_said() -> None:
+def test_a_deadline_inside_the_interval_is_noted() -> None:
     plan = sw.plan(MODEL, sw.load_cluster("h100:64", stack="megatron"), JOB)
     assert plan.run is not None
     assert plan.run.days_interval90 is not None
@@ -220,7 +220,7 @@ def test_a_deadline_that_the_interval_misses_is_said() -> None:
     assert "lower end" not in far
 
 
-def test_a_miss_says_by_how_much_and_what_would_do() -> None:
+def test_a_missed_limit_names_the_gap_and_the_size_that_meets_it() -> None:
     plan = sw.plan(MODEL, CLUSTERS[0], JOB)
     assert plan.run is not None
     limits = sw.Limits(deadline_s=plan.run.days / 1.2 * DAY)
@@ -280,7 +280,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_a_table_of_clusters(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "h100:32", "h100:64", *WORDS, "--deadline", "30d", "--budget", "1M",
                          "--set", "chip.price_usd_per_hour=2")  # fmt: skip
     assert (code, err) == (0, "")
@@ -301,7 +301,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "chosen: h100:64, the fastest" in out
 
 
-def test_what_the_estimates_say_about_themselves_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_of_the_estimates_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     bound = (*WORDS[:4], "--overlap", "per_axis")
     code, out, _ = run(capsys, "h100:8", "tpu-v5p:2x2x2", "tpu-v5p:2x2x4", *bound)
     assert code == 0
@@ -312,7 +312,7 @@ def test_what_the_estimates_say_about_themselves_is_said(capsys: pytest.CaptureF
     assert [note in described["notes"] for described in payload["clusters"]] == [False, True]
 
 
-def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_payload_and_plan_file_of_a_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     code, out, _ = run(capsys, "h100:32", "h100:64", *WORDS, "--deadline", "30d", "--json", "--out", str(target))
     payload: dict[str, Any] = json.loads(out)
@@ -356,7 +356,7 @@ def test_one_cluster_keeps_its_payload_and_says_what_is_spare(capsys: pytest.Cap
         (["h100:8", "h100:16", *WORDS, "--pin", "pp=64"], 3, ["h100:8: no legal layout", "h100:16: no legal layout"]),
     ],
 )  # fmt: skip
-def test_misses_and_mistakes(
+def test_missed_limits_exit_3_and_wrong_input_2(
     arguments: list[str], exit_code: int, parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, *arguments)

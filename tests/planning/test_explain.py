@@ -53,7 +53,7 @@ def with_layout(plan: Plan, text: str) -> Plan:
     return plan_layout(plan.model, plan.cluster, plan.job, parse_layout_text(text, plan.model, plan.job))
 
 
-def test_the_trees_are_the_estimates(plan: Plan) -> None:
+def test_trees_add_up_to_the_estimate(plan: Plan) -> None:
     story = explained(plan)
     assert sum(share.value for share in story.fit.memory) == pytest.approx(plan.estimate.memory_bytes, rel=1e-12)
     assert sum(share.value for share in story.throughput.time) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
@@ -73,7 +73,7 @@ def test_runners_up_carry_their_reason_and_whether_the_model_can_tell(plan: Plan
         assert runner_up.verdict.startswith("undecided" if lead < MODEL_ERROR else "slower by")
 
 
-def test_rich_and_poor(plan: Plan) -> None:
+def test_fit_names_the_gpu_rich_and_the_gpu_poor_regime(plan: Plan) -> None:
     """Poor: these degrees need recomputed activations. Source of the two measures: the playbook, step 1."""
     assert explained(plan).fit.regime == "GPU-rich"
     long = replace(plan, job=job_of(2**20, 16384))
@@ -111,7 +111,7 @@ def test_memory_binds_where_a_faster_neighbour_does_not_fit(plan: Plan) -> None:
     assert explained(roomy).fit.binding == roomy.estimate.bound == "compute"
 
 
-def test_a_batch_that_is_too_small_is_said(plan: Plan) -> None:
+def test_a_batch_too_small_for_the_devices_is_noted(plan: Plan) -> None:
     small = with_layout(replace(plan, job=job_of(8 * 8192, 8192)), "fsdp=16")
     story = explained(small)
     assert "8 of 16 replicas have no sequence" in story.batch.because
@@ -135,7 +135,7 @@ def test_against_gives_every_term_of_both(plan: Plan) -> None:
     assert comparison.changed["tp"] == (plan.layout.tp, 8)
 
 
-def test_verdicts(plan: Plan) -> None:
+def test_verdicts_depend_on_the_lead(plan: Plan) -> None:
     best = plan.estimate
     assert compare_steps(replace(best, step_time_s=best.step_time_s * 1.013), best).startswith(
         "undecided: the lead of 1.3%"
@@ -203,7 +203,7 @@ def test_a_wrong_term_is_found_before_anything_else_is_priced(plan: Plan, monkey
         explained(plan, term="colour")
 
 
-def test_what_goes_with_an_axis_goes_when_the_axis_does(plan: Plan) -> None:
+def test_options_of_an_axis_are_dropped_with_it(plan: Plan) -> None:
     ring = with_layout(plan, "tp=2 cp=2 fsdp=4 cp_variant=zigzag async_tp=true recompute=full")
     options = {option.what: option for option in explained(ring).options}
     for name in ("replicas in place of cp = 2", "replicas in place of tp = 2", "no sequence parallelism"):
@@ -350,7 +350,7 @@ def test_the_smallest_change_keeps_the_degrees_where_it_can(plan: Plan) -> None:
     assert "," not in comparison.smallest_change
 
 
-def test_the_smallest_change_is_smallest(plan: Plan) -> None:
+def test_no_smaller_change_fits(plan: Plan) -> None:
     """No layout with the same degrees and fewer changes fits: a check of every one of them, one by one."""
     layout = parse_layout_text("fsdp=16 zero_stage=1 micro_batch_seqs=4", plan.model, plan.job)
     nearest = find_nearest_fitting(plan.problem, layout)
@@ -373,7 +373,7 @@ def test_degrees_change_where_they_must(plan: Plan) -> None:
     assert "dp 16 → " in comparison.smallest_change
 
 
-def test_nothing_fits_is_said(plan: Plan) -> None:
+def test_an_explanation_says_that_nothing_fits(plan: Plan) -> None:
     big = replace(plan, model=sw.load_model("llama-3-405b"), alternatives=())
     story = explained(with_layout(big, "fsdp=16 recompute=full"))
     assert not story.fit.fits
@@ -516,7 +516,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-def test_the_report_tells_the_story_in_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_its_sections_in_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, str(file), "--against", "tp=8 fsdp=2", "-v")
     assert (code, err) == (0, "")
     parts = [
@@ -530,7 +530,9 @@ def test_the_report_tells_the_story_in_order(file: Path, capsys: pytest.CaptureF
     assert places == sorted(places)
 
 
-def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_payload_equals_the_record_of_the_explanation(
+    file: Path, plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(capsys, str(file), "--against", "tp=8 fsdp=2", "--term", "time.tp", "--json")
     payload: dict[str, Any] = json.loads(out)
     assert code == 0
@@ -564,7 +566,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "parts"), WRONG, ids=lambda value: " ".join(value))
-def test_wrong_input_is_said_and_exits_2(
+def test_wrong_input_exits_2_with_the_problem(
     flags: list[str], parts: list[str], file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, str(file), *flags)

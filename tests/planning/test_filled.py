@@ -22,7 +22,7 @@ def plan() -> Plan:
 
 
 @pytest.mark.parametrize("text", ["tp=8 pp=4 fsdp=4", "tp=4 pp=8 fsdp=4 num_virtual_stages=1", "tp=2 pp=8"])
-def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Plan, text: str) -> None:
+def test_missing_choices_equal_a_search_with_the_given_ones_pinned(plan: Plan, text: str) -> None:
     pins = {key: int(value) for key, value in (word.split("=") for word in text.split())}
     completed = complete_layout(plan.problem, pins)
     assert all(getattr(completed, name) == value for name, value in pins.items())
@@ -35,7 +35,7 @@ def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Pl
     assert "async_tp=true" in against.filled  # which the stack always has
 
 
-def test_interleaving_is_not_lost_against_a_plan_that_has_it(plan: Plan) -> None:
+def test_filled_layouts_may_interleave_like_the_plan(plan: Plan) -> None:
     """The plan's own degrees alone come to the plan's own step."""
     degrees = {
         axis: getattr(plan.layout, axis) for axis in ("tp", "cp", "pp", "dp", "fsdp") if getattr(plan.layout, axis) > 1
@@ -45,7 +45,7 @@ def test_interleaving_is_not_lost_against_a_plan_that_has_it(plan: Plan) -> None
     assert abs(against.lead) < 0.03
 
 
-def test_it_is_said_on_the_command_line(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_the_filled_choices(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "plan.json")
     job = ("llama-3-8b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "8192", "--stack", "megatron")
     assert main(["plan", *job, "--out", path]) == 0
@@ -57,6 +57,6 @@ def test_it_is_said_on_the_command_line(plan: Plan, tmp_path: Path, capsys: pyte
     assert "micro_batch_seqs=" in json.loads(capsys.readouterr().out)["against"]["filled"]
 
 
-def test_what_no_layout_has_is_refused_as_before(plan: Plan) -> None:
+def test_degrees_that_miss_the_devices_are_refused(plan: Plan) -> None:
     with pytest.raises(sw.InputError, match="devices"):
         sw.explain(plan, "tp=8 pp=4 fsdp=2 dp=3")

@@ -43,7 +43,7 @@ def plan_of(layout: str, model: str = "llama-3-8b", cluster: str = "h100:16") ->
         "fsdp=8 cp=2 zero_stage=2 recompute=full",
     ],
 )
-def test_the_estimate_is_the_sum_of_the_list(layout: str) -> None:
+def test_seconds_of_the_list_add_up_to_the_estimate(layout: str) -> None:
     """Where nothing overlaps, everything is fused and the host is infinitely fast: kernels by pass, and traffic by axis."""
     plan = plan_of(layout)
     seconds: dict[tuple[str, str], float] = {}
@@ -80,7 +80,7 @@ def test_a_step_by_hand() -> None:
     assert list(segments)[3:6] == [("head", "backward"), ("block", "backward"), ("embedding", "backward")]
 
 
-def test_a_stage_has_its_own() -> None:
+def test_each_stage_has_its_own_segments() -> None:
     plan = plan_of("fsdp=8 pp=2 zero_stage=1 recompute=full recompute_layers=4")
     first, last = (list_instructions(plan, stage=stage, passes=["forward"]) for stage in (0, 1))
     assert [segment.unit for segment in first] == ["embedding", "block", "kept_block", "carry"]
@@ -98,7 +98,7 @@ def test_a_stage_has_its_own() -> None:
         ({"passes": ["sideways"]}, "pass: found 'sideways'"),
     ],
 )
-def test_what_the_plan_has_not_is_said(wrong: dict[str, object], message: str) -> None:
+def test_unknown_stages_units_and_passes_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         list_instructions(plan_of("fsdp=16 zero_stage=3"), **wrong)  # type: ignore[arg-type]
 

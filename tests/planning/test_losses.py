@@ -19,7 +19,7 @@ JOB, LAYOUT = sw.Job(global_batch_tokens=2**15, seq_len=2**15), sw.Layout(recomp
 UNFUSED = ["--set", "job.loss=unfused"]  # without it the job has the leanest loss of its stack
 
 
-def test_the_kinds_that_keep_less_are_priced_from_the_most_on() -> None:
+def test_leaner_losses_are_priced_by_decreasing_memory() -> None:
     priced = price_leaner_losses(Problem(MODEL, CLUSTER, JOB), LAYOUT)
     assert list(priced) == ["fused", "streamed", "chunked"]
     for name, estimated in priced.items():
@@ -41,7 +41,7 @@ def test_a_search_that_finds_nothing_names_the_loss(capsys: pytest.CaptureFixtur
     assert main(["plan", *WORDS, "--set", "job.loss=streamed"]) == 0
 
 
-def test_a_loss_that_is_not_enough_is_said_with_what_it_would_leave() -> None:
+def test_a_leaner_loss_that_is_not_enough_is_reported() -> None:
     now = sw.estimate(MODEL, CLUSTER, JOB, LAYOUT)
     priced = {
         name: replace(estimated, fits=False)

@@ -56,7 +56,7 @@ def test_a_maximum_holds(maximum: str, name: str, value: int, capsys: pytest.Cap
     assert max(payload["search"]["space"][name]) == value
 
 
-def test_the_narrowed_search_is_the_part_of_the_whole_that_is_asked_for() -> None:
+def test_a_narrowed_search_equals_the_filtered_whole() -> None:
     """As many layouts, and the best of them, as in the whole space filtered afterwards."""
     pinned = search_layouts(
         Problem(MODEL, CLUSTER, JOB), choices=Choices().with_pins({"tp": 4, "recompute": "none"}, {"pp": 2})
@@ -122,7 +122,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "parts"), WRONG, ids=lambda value: " ".join(value))
-def test_wrong_pins_are_said_and_exit_2(flags: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_pins_exit_2_with_the_problem(
+    flags: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*PLAN, *flags]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -169,7 +171,7 @@ def test_choices_are_checked_in_python_too() -> None:
         Choices().with_pins({"tp": True}, {})
 
 
-def test_runnable_leaves_only_what_trains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runnable_plans_only_what_train_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """The pins of the user hold beside."""
     payload = planned(capsys, "--runnable", "--pin", "dp=2")
     assert [payload["layout"][axis] for axis in ("dp", "fsdp", "tp", "cp", "pp", "ep")] == [2, 8, 1, 1, 1, 1]

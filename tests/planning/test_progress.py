@@ -46,7 +46,7 @@ def check_counts(reports: ProgressReports) -> None:
         assert counts[0][0] == 0
 
 
-def test_a_search_says_how_far_it_is() -> None:
+def test_search_reports_its_stages_and_counts() -> None:
     reports = ProgressReports()
     plan = make_plan(Problem(MODEL, load_cluster("h100:64"), JOB), progress=reports)
     assert reports.stages() == ["blocks derived", "layouts priced", "layers of each stage", "runners-up"]
@@ -56,7 +56,7 @@ def test_a_search_says_how_far_it_is() -> None:
     assert totals["layouts priced"] == plan.search.num_layouts
 
 
-def test_several_clusters_are_told_apart() -> None:
+def test_stages_of_several_clusters_are_prefixed() -> None:
     reports = ProgressReports()
     plan_clusters([Problem(MODEL, load_cluster(name), JOB) for name in ("h100:8", "h200:8")], progress=reports)
     assert [stage for stage in reports.stages() if "priced" in stage] == [
@@ -65,7 +65,7 @@ def test_several_clusters_are_told_apart() -> None:
     ]
 
 
-def test_where_nothing_fits_every_search_is_told() -> None:
+def test_every_search_is_reported_where_nothing_fits() -> None:
     reports = ProgressReports()
     with pytest.raises(NothingFitsError):
         make_plan(Problem(load_model("llama-3-70b"), load_cluster("h100:8"), JOB), progress=reports)
@@ -77,7 +77,7 @@ def test_where_nothing_fits_every_search_is_told() -> None:
     assert reports.stages()[:2] == ["blocks derived", "layouts priced"]
 
 
-def test_a_search_stops_where_it_is_told_to() -> None:
+def test_ctrl_c_within_a_report_stops_the_search() -> None:
     """Ctrl-C comes between any two reports, as here within the first."""
     reports = ProgressReports()
 
@@ -91,7 +91,7 @@ def test_a_search_stops_where_it_is_told_to() -> None:
     assert [report[0] for report in reports].count("layouts priced") == 1
 
 
-def test_every_published_run_is_told() -> None:
+def test_every_published_run_is_reported() -> None:
     reports, rows = ProgressReports(), published_rows()[:5]
     predict_rows(rows, progress=reports)
     assert reports == [("runs predicted", number, 5) for number in range(5)]
@@ -106,7 +106,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef, bool]]:
                 yield path.stem, node, any(argument.arg == "progress" for argument in arguments)
 
 
-def test_progress_is_passed_on_to_all_that_tells_it() -> None:
+def test_progress_is_passed_on_to_every_function_that_reports() -> None:
     """Else a part of what takes long says nothing."""
     tellers = {node.name for _, node, tells in functions() if tells and node.name != "__init__"}
     silent = [

@@ -183,7 +183,7 @@ def test_links_and_their_fraction_move_the_step_alike(plan: Plan, story: Explana
         assert listed[name] == pytest.approx(listed[f"chip.{fraction}_fraction"], rel=1e-9)
 
 
-def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_report_of_a_prediction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     code, out, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--out", path, "-v")
     assert (code, err) == (0, "")
@@ -267,7 +267,7 @@ def test_a_comparison_has_each_clusters_stack_and_dated_price(capsys: pytest.Cap
         assert f"${chip.price_usd_per_hour:.2f}/h ({chip.price_date})" in line
 
 
-def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
+def test_comparing_predictions_with_bounds_is_noted() -> None:
     from shardwise.present.rendering.plain_text import render_text
     from shardwise.present.reports.comparison import comparison_report
 

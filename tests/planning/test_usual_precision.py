@@ -40,7 +40,7 @@ def test_every_stack_has_a_known_precision() -> None:
         ([], "bf16"),
     ],
 )
-def test_the_command_line_takes_it_and_says_it(
+def test_command_line_plans_with_the_usual_precision_and_prints_it(
     flags: list[str], precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["estimate", "llama-3.2-1b", "h100:8", *JOB, *flags, "--layout", "fsdp=8"]
@@ -50,7 +50,7 @@ def test_the_command_line_takes_it_and_says_it(
     assert json.loads(capsys.readouterr().out)["job"]["precision"] == precision
 
 
-def test_python_takes_it_too() -> None:
+def test_python_plans_with_the_usual_precision() -> None:
     fields = {"global_batch_tokens": "512Ki", "seq_len": 4096}
     where = sw.load_cluster("h100:8", stack="megatron")
     assert sw.plan("llama-3.2-1b", "h100:8", stack="nemo-25", pins="tp=1", **fields).job.precision == MAIN

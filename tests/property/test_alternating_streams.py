@@ -42,7 +42,7 @@ def test_the_program_of_the_whole_model_equals_its_units() -> None:
         assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
 
 
-def test_gradients_are_slopes() -> None:
+def test_gradients_equal_slopes_of_the_loss() -> None:
     sizes = {"width": 6, "hidden": 8, "positions": 5, "half_head_dim": 2, "num_micro_batches": 1, "seed": 1}
     fields = {"layer_input_dim": 3, "mlp": "geglu", "post_norms": True, **STREAM_FIELDS}
     check(Case(num_layers=1, structure=tuple(fields.items()), **sizes))
@@ -67,7 +67,7 @@ def test_a_row_of_zeros_has_no_magnitude_and_no_gradient(name: str) -> None:
     assert not get_map(name)(*zeros, np.zeros((1, 1, 2, 1)), np.zeros((1, 1, 1, 1)), width=3).any()
 
 
-def test_training_refuses_them_by_name() -> None:
+def test_training_refuses_alternating_streams_by_name() -> None:
     parts = unrunnable_parts(model(**STREAM_FIELDS).structure)
     assert {"streams that layers predict", "a learned residual of low rank", "gaussian_top_k"} <= {*parts}
 
@@ -86,6 +86,6 @@ def test_training_refuses_them_by_name() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_contradicting_fields_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         model(**{**STREAM_FIELDS, **fields})

@@ -94,7 +94,7 @@ def test_stages_of_a_pipeline_are_refused() -> None:
     assert not violations(model(), job, 2, Layout(dp=2))
 
 
-def test_training_refuses_them_by_name() -> None:
+def test_training_refuses_carried_tensors_by_name() -> None:
     parts = unrunnable_parts(model().structure)
     assert {"an embedding for each layer", "keys and values that layers share"} <= {*parts}
 
@@ -124,7 +124,7 @@ def test_carried_tensors_are_kept_by_the_unit_that_computes_them() -> None:
         ({"layer_input_dim": 0, "layer_input_rows": 9}, "layer_input_dim is required"),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_contradicting_fields_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         model(**fields)
 
@@ -163,7 +163,7 @@ def serve_prompt(architecture: Architecture, chunks: tuple[int, ...], tp: int) -
     return logits, served
 
 
-def test_gradients_are_slopes() -> None:
+def test_gradients_equal_slopes_of_the_loss() -> None:
     sizes = {"width": 6, "hidden": 4, "positions": 5, "half_head_dim": 2, "num_micro_batches": 1, "seed": 1}
     fields = {**FIELDS, "layer_input_dim": 3, "layer_input_rows": 5}
     check(Case(num_layers=4, structure=tuple(fields.items()), **sizes))

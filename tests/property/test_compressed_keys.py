@@ -93,7 +93,7 @@ GRADIENT_CASE = Case(
         {"mixed_streams": False},
     ],
 )
-def test_gradients_are_slopes(window: dict[str, Any]) -> None:
+def test_gradients_equal_slopes_of_the_loss(window: dict[str, Any]) -> None:
     """Of sequences whose last token fills no window. With this seed no token is close to another choice of experts."""
     fields = {
         "num_streams": 2, "shared_keys": True, "sinks": True, "q_lora_rank": 4, "output_rank": 3, "mlp": "limited_swiglu",

@@ -113,7 +113,7 @@ def test_layers_of_other_types_are_kinds(family: Path, monkeypatch: pytest.Monke
         load_model(str(family))
 
 
-def test_without_the_rule_it_is_refused(tmp_path: Path) -> None:
+def test_a_family_without_its_rule_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(block("A model family", "json"), encoding="utf-8")
     with pytest.raises(InputError, match=r"model_type is 'acme' .*, which is not known"):
@@ -121,7 +121,7 @@ def test_without_the_rule_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_transformers_counts_the_same(family: Path, biased: bool) -> None:
+def test_parameters_of_a_new_family_equal_transformers(family: Path, biased: bool) -> None:
     import torch
     import transformers
 
@@ -164,7 +164,7 @@ def test_a_policy_is_one_entry(policy: str) -> None:
     assert len(set(kept)) == len(set(again)) == 4
 
 
-def test_the_engine_runs_it(policy: str) -> None:
+def test_the_engine_runs_a_new_policy(policy: str) -> None:
     """Gradients are those without recomputation, and attention alone is kept."""
     architecture = Architecture(
         name="small", num_layers=2, d_model=8, d_ff=12, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=11
@@ -182,7 +182,7 @@ def test_the_engine_runs_it(policy: str) -> None:
     assert block.unit.saved.keys() == {"x", "attended", "lse"}
 
 
-def test_the_command_line_knows_it(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_knows_a_new_policy(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", f"fsdp=8 recompute={policy}"]) == 0
     assert f"recompute={policy}" in capsys.readouterr().out
     assert main(["plan", "llama-3.2-1b", *JOB, "--pin", f"recompute={policy}", "--json"]) == 0
@@ -193,7 +193,7 @@ def test_the_command_line_knows_it(policy: str, capsys: pytest.CaptureFixture[st
         assert policy in capsys.readouterr().out
 
 
-def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_without_its_entry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8 recompute=attention"]) == 2
     assert (
         "recompute is 'attention'; one of none, selective, full, alternate, core_attn, layernorm, moe_act, mla_up_proj, "
@@ -226,7 +226,7 @@ def test_a_variant_is_one_entry(variant: str, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["layout"]["cp_variant"] == variant
 
 
-def test_without_the_entry_it_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variant_without_its_entry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "cp=8 cp_variant=striped"]) == 2
     assert "cp_variant is 'striped'; one of all_gather, zigzag, ulysses, ring is required" in capsys.readouterr().err
 
@@ -286,7 +286,7 @@ def test_a_schedule_may_be_searched_without_being_asked_for(schedule: str, monke
     assert Choices().schedule == (pipelines.NATURAL, schedule)
 
 
-def test_without_the_entry_of_a_schedule_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_without_its_entry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=2 pp=4 schedule=eager_1f1b"]) == 2
     assert (
         "schedule is 'eager_1f1b' (did you mean '1f1b'?); one of none, afab, 1f1b, interleaved, zb_h1"
@@ -331,7 +331,7 @@ def test_an_optimizer_is_one_file(optimizer: str, capsys: pytest.CaptureFixture[
         assert help_text in re.sub(r"\s+", " ", capsys.readouterr().out)
 
 
-def test_its_fields_reach_the_update(
+def test_fields_of_a_new_optimizer_reach_the_update(
     optimizer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Set by a flag they are in the run's recipe, and the engine updates as torch.optim.Adagrad does with them."""
@@ -370,6 +370,6 @@ def test_its_fields_reach_the_update(
     torch.testing.assert_close(weight_of_engine, weight_of_torch, rtol=1e-12, atol=1e-14)
 
 
-def test_without_the_file_of_an_optimizer_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optimizer_without_its_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--set", "job.optimizer=adagrad"]) == 2
     assert "optimizer is 'adagrad'; one of adamw, " in capsys.readouterr().err

@@ -88,7 +88,7 @@ VALUES = st.one_of(
         WORDS,
     ),
 )  # fmt: skip
-def test_models_and_clusters(model: str, cluster: str) -> None:
+def test_names_of_models_and_clusters_never_raise(model: str, cluster: str) -> None:
     check(["estimate", "--batch-tokens", "64Ki", "--seq-len", "4096", "--layout", "fsdp=8", "--", model, cluster])
 
 
@@ -99,7 +99,7 @@ def test_models_and_clusters(model: str, cluster: str) -> None:
     precision=st.one_of(st.sampled_from(["bf16", "fp32", "mxfp8", "fp8_deepseek_v3"]), WORDS),
     overlap=st.one_of(st.sampled_from(["sum", "max"]), WORDS),
 )  # fmt: skip
-def test_jobs(batch: str, seq_len: str, tokens: str | None, precision: str, overlap: str) -> None:
+def test_jobs_never_raise(batch: str, seq_len: str, tokens: str | None, precision: str, overlap: str) -> None:
     words = [f"--batch-tokens={batch}", f"--seq-len={seq_len}", f"--precision={precision}", f"--overlap={overlap}"]
     words += [] if tokens is None else [f"--tokens={tokens}"]
     check(["estimate", "llama-3.2-1b", "h100:8", "--layout=fsdp=8", *words])
@@ -120,7 +120,7 @@ ASSIGNED = st.builds(lambda key, value: f"{key}={value}", st.sampled_from(KEYS),
 
 @FUZZED
 @given(words=st.lists(st.one_of(ASSIGNED, st.sampled_from(["fsdp=8", "tp=8", "pp=8", "dp=2"]), WORDS), max_size=5))
-def test_layouts(words: list[str]) -> None:
+def test_layouts_never_raise(words: list[str]) -> None:
     check([*ESTIMATE, f"--layout={' '.join(words)}"])
 
 
@@ -134,7 +134,7 @@ SETTABLE = (
 
 @FUZZED
 @given(settings_=st.lists(st.builds(lambda k, v: f"{k}={v}", st.sampled_from(SETTABLE), TEXTS), max_size=3))
-def test_settings(settings_: list[str]) -> None:
+def test_settings_never_raise(settings_: list[str]) -> None:
     check([*ESTIMATE, "--tokens=1T", "--layout=fsdp=8", *(f"--set={setting}" for setting in settings_)])
 
 
@@ -143,7 +143,7 @@ def test_settings(settings_: list[str]) -> None:
     pins=st.lists(st.one_of(ASSIGNED, st.sampled_from(["tp=8", "pp=2", "recompute=full"])), max_size=2),
     maxima=st.lists(st.one_of(ASSIGNED, st.sampled_from(["tp=4", "pp=2", "zero_stage=1"])), max_size=2),
 )
-def test_pins(pins: list[str], maxima: list[str]) -> None:
+def test_pins_never_raise(pins: list[str], maxima: list[str]) -> None:
     check(["plan", *ESTIMATE[1:], *(f"--pin={pin}" for pin in pins), *(f"--max={maximum}" for maximum in maxima)])
 
 
@@ -156,7 +156,7 @@ BUDGETS = st.sampled_from(["2M", "500k", "$1", "1e308", "1e-300", "7 USD", "0", 
     deadline=st.one_of(st.none(), DEADLINES, WORDS), budget=st.one_of(st.none(), BUDGETS, WORDS),
     tokens=st.sampled_from([["--tokens=1T"], ["--tokens=1T"], []]),
 )  # fmt: skip
-def test_limits(deadline: str | None, budget: str | None, tokens: list[str]) -> None:
+def test_limits_never_raise(deadline: str | None, budget: str | None, tokens: list[str]) -> None:
     limit_flags = [] if deadline is None else [f"--deadline={deadline}"]
     limit_flags += [] if budget is None else [f"--budget={budget}", "--set=chip.price_usd_per_hour=2"]
     check(["plan", *ESTIMATE[1:], *tokens, *limit_flags])
@@ -232,7 +232,7 @@ KINDS = st.sampled_from(KIND_NAMES)
 
 
 @pytest.mark.parametrize("kind", KIND_NAMES)
-def test_the_configs_that_are_changed_are_fine(place: Path, kind: str) -> None:
+def test_configs_before_mutation_are_accepted(place: Path, kind: str) -> None:
     file = place / "config.json"
     file.write_text(json.dumps({**CONFIG, **OWN.get(kind, {}), "model_type": kind}), encoding="utf-8")
     assert check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"]) == 0
@@ -240,7 +240,7 @@ def test_the_configs_that_are_changed_are_fine(place: Path, kind: str) -> None:
 
 @FUZZED
 @given(changed=CHANGED, kind=KINDS, dropped=st.lists(st.sampled_from(list(CONFIG)), max_size=1))
-def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[str]) -> None:
+def test_configs_never_raise(place: Path, changed: dict[str, Any], kind: str, dropped: list[str]) -> None:
     whole = {**CONFIG, **OWN.get(kind, {}), "model_type": kind, **changed}
     config = {key: value for key, value in whole.items() if key not in dropped}
     file = place / "config.json"
@@ -253,7 +253,7 @@ def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[
     kind=st.sampled_from(list(OWN)),
     changed=st.dictionaries(st.sampled_from(sorted(OWN_KEYS)), VALUES, min_size=1),
 )
-def test_configs_of_one_family(place: Path, kind: str, changed: dict[str, Any]) -> None:
+def test_configs_of_one_family_never_raise(place: Path, kind: str, changed: dict[str, Any]) -> None:
     file = place / "config.json"
     file.write_text(json.dumps({**CONFIG, **OWN[kind], "model_type": kind, **changed}), encoding="utf-8")
     check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"])
@@ -267,7 +267,7 @@ def test_configs_of_one_family(place: Path, kind: str, changed: dict[str, Any]) 
     ),
     verb=st.sampled_from(["estimate", "explain"]),
 )
-def test_files_that_are_no_objects(place: Path, text: str, verb: str) -> None:
+def test_configs_that_are_no_objects_never_raise(place: Path, text: str, verb: str) -> None:
     file = place / "any.json"
     file.write_text(text, encoding="utf-8")
     assert check([verb, str(file), *([*ESTIMATE[2:], "--layout=fsdp=8"] if verb == "estimate" else [])]) == 2
@@ -307,7 +307,7 @@ def mutated(payload: dict[str, Any], path: tuple[Any, ...], how: str, value: Any
     return payload
 
 
-def test_the_plan_that_is_mutated_is_fine(place: Path) -> None:
+def test_the_plan_before_mutation_is_accepted(place: Path) -> None:
     file = place / "valid.json"
     file.write_text(json.dumps(valid_plan()), encoding="utf-8")
     assert check(["explain", str(file)]) == 0
@@ -315,7 +315,7 @@ def test_the_plan_that_is_mutated_is_fine(place: Path) -> None:
 
 @FUZZED
 @given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
-def test_plan_files(place: Path, data: st.DataObject, how: str, value: Any) -> None:
+def test_plan_files_never_raise(place: Path, data: st.DataObject, how: str, value: Any) -> None:
     payload = valid_plan()
     room = data.draw(st.sampled_from(list(payload)))
     path = data.draw(st.sampled_from([(room, *path) for path in paths(payload[room])]))

@@ -49,13 +49,15 @@ def opened_or_refused(folder: Path, text: str) -> list[str]:
     return problems
 
 
-def test_the_index_itself_is_used(folder: Path, payload: dict[str, Any]) -> None:
+def test_the_index_before_mutation_is_accepted(folder: Path, payload: dict[str, Any]) -> None:
     assert opened_or_refused(folder, json.dumps(payload)) == ["", ""]
 
 
 @FUZZED
 @given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
-def test_indices(folder: Path, payload: dict[str, Any], data: st.DataObject, how: str, value: Any) -> None:
+def test_mutated_indices_open_or_are_refused(
+    folder: Path, payload: dict[str, Any], data: st.DataObject, how: str, value: Any
+) -> None:
     changed = mutated(payload, data.draw(st.sampled_from(paths(payload))), how, value)
     if isinstance(changed, dict) and changed.get("crc32") == payload["crc32"]:  # as who means it would seal it
         changed = add_checksum({key: part for key, part in changed.items() if key != "crc32"})
@@ -66,7 +68,7 @@ def test_indices(folder: Path, payload: dict[str, Any], data: st.DataObject, how
 
 @FUZZED
 @given(text=st.one_of(WORDS, st.sampled_from(["[]", "null", "{", "[" * 100_000, "1" * 5000])))
-def test_indices_that_are_no_objects(folder: Path, text: str) -> None:
+def test_indices_that_are_no_objects_are_refused(folder: Path, text: str) -> None:
     assert all(str(folder) in words for words in opened_or_refused(folder, text))
 
 
@@ -75,7 +77,9 @@ def test_indices_that_are_no_objects(folder: Path, text: str) -> None:
     lines=st.lists(st.one_of(st.binary(max_size=20), st.builds(lambda value: json.dumps({"text": value}).encode(), VALUES))),
     vocab_size=st.sampled_from([257, 300]), held_out=st.sampled_from(["0", "0.5", "1e-9"]),
 )  # fmt: skip
-def test_files_of_lines(folder: Path, lines: list[bytes], vocab_size: int, held_out: str) -> None:
+def test_mutated_files_of_lines_are_read_or_refused(
+    folder: Path, lines: list[bytes], vocab_size: int, held_out: str
+) -> None:
     file = folder.parent / "lines.jsonl"
     file.write_bytes(b"\n".join(lines))
     out = folder.parent / "out"

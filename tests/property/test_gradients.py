@@ -74,7 +74,7 @@ def check(case: Case) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mlp", ["swiglu", "geglu", "gelu", "relu"])
-def test_gradients_are_slopes(mlp: str, tied: bool) -> None:
+def test_gradients_equal_slopes_of_the_loss(mlp: str, tied: bool) -> None:
     check(
         Case(
             mlp=mlp,
@@ -107,7 +107,7 @@ def test_gradients_are_slopes(mlp: str, tied: bool) -> None:
         seed=st.integers(0, 2**16),
     )
 )
-def test_gradients_are_slopes_for_any_sizes(case: Case) -> None:
+def test_gradients_equal_slopes_for_any_sizes(case: Case) -> None:
     check(case)
 
 

@@ -114,7 +114,7 @@ def recurrent_model(**fields: Any) -> Architecture:
         (recurrent_model(), Layout(cp=4, tp=4, cp_variant="ring"), ""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_split_is_said(model: Architecture, layout: Layout, message: str) -> None:
+def test_unsplittable_recurrences_are_refused(model: Architecture, layout: Layout, message: str) -> None:
     devices = layout.tp * layout.cp
     problems = violations(model, Job(global_batch_tokens=64, seq_len=16), devices, layout)
     assert [problem for problem in problems if "recurrence" in problem or "convolution" in problem] == (

@@ -90,7 +90,7 @@ def test_a_sequence_in_one_part_hands_nothing_on(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("mixer", [*MIXERS, *SPARSE])
-def test_gradients_are_slopes(mixer: str) -> None:
+def test_gradients_equal_slopes_of_the_loss(mixer: str) -> None:
     """The derived backward program is the derivative of the forward program, along a random direction of each weight."""
     case = replace(case_of(mixer), degrees=(), positions=7)
     result, (state, batches) = case.on_one_device(), case.inputs()

@@ -64,7 +64,7 @@ def test_a_pattern_of_layers_equals_one_device(layout: str) -> None:
     assert any(outcome.moved.values())
 
 
-def test_a_fault_in_one_kind_shows() -> None:
+def test_a_wrong_kind_of_layer_is_noticed() -> None:
     """The judge sees a kind that was derived with another kind's structure."""
     case = patterned(LAYOUTS["tp"])
     wrong_kind = patterned(LAYOUTS["tp"], dense={**KINDS["dense"], "positions": "none"})

@@ -119,13 +119,15 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("before", "after", "expected"), KNOWN)
-def test_known_ways(before: str, after: str, expected: list[tuple[CollectiveKind, str]]) -> None:
+def test_reshardings_have_the_known_collectives(
+    before: str, after: str, expected: list[tuple[CollectiveKind, str]]
+) -> None:
     collectives = check(MESH, SIZES, parse_tensor(before).spec, parse_tensor(after).spec)
     assert [(c.kind, "".join(c.axes)) for c in collectives] == expected
 
 
 @given(pairs())
-def test_the_way_is_unbroken_and_stays_when_nothing_changes(pair: tuple[Mesh, dict[str, int], Spec, Spec]) -> None:
+def test_steps_connect_and_equal_specs_need_none(pair: tuple[Mesh, dict[str, int], Spec, Spec]) -> None:
     _, _, before, after = pair
     way = reshard(before, after)
     at = before
@@ -149,7 +151,7 @@ def test_axis_order_matters() -> None:
     assert devices.live_shards["B", parse_tensor("B[I_YX, J]").spec][second][:, 0].tolist() == [4, 5]
 
 
-def test_reshard_refuses_what_no_collective_can_do() -> None:
+def test_impossible_reshardings_are_refused() -> None:
     whole = parse_tensor("A[I, J]").spec
     with pytest.raises(ShardingError, match="different dims"):
         reshard(whole, Spec.of(("J", "I")))

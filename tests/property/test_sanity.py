@@ -90,7 +90,7 @@ def faults(seed: int) -> list[str]:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("seeds", [range(start, start + 2) for start in range(0, 6, 2)])
-def test_more_never_makes_the_best_slower(seeds: range) -> None:
+def test_more_of_any_resource_never_slows_the_best_layout(seeds: range) -> None:
     assert [fault for seed in seeds for fault in faults(seed)] == []
 
 

@@ -53,7 +53,7 @@ def test_a_played_list_keeps_to_its_order_and_its_dependencies(actions: ActionLi
 
 
 @given(lists(), st.data())
-def test_bounds_of_the_makespan(actions: ActionList, data: st.DataObject) -> None:
+def test_makespan_lies_within_its_bounds(actions: ActionList, data: st.DataObject) -> None:
     """No rank waits less than nothing; a step is no shorter than its busiest rank, or than one micro-batch's way."""
     durations = data.draw(durations_of(actions))
     line = play_actions(actions, durations)

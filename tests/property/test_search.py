@@ -478,7 +478,7 @@ def test_memory_can_be_held_back() -> None:
     assert result.num_fitting < found_with(4e9).num_fitting
 
 
-def test_what_fits_no_device_leaves_the_leanest() -> None:
+def test_nothing_that_fits_leaves_the_leanest_layout() -> None:
     result, everything = found_with(1e6), found_with(1e18)
     assert result.best == result.pareto == ()
     assert result.num_fitting == 0
@@ -621,7 +621,7 @@ def test_a_ring_takes_sequences_that_a_zigzag_does_not() -> None:
         search_layouts(Problem(SMALL, load_cluster("h100:7"), job), choices=CHOICES.with_pins({"cp": 7}, {}))
 
 
-def test_the_front_is_a_front() -> None:
+def test_no_layout_of_the_front_dominates_another() -> None:
     """Along the Pareto front memory rises and time falls, and it ends in the fastest."""
     result = search_layouts(Problem(SMALL, load_cluster("tpu-v5e:4x4"), JOB), choices=CHOICES)
     memory = [row.memory_bytes for row in result.pareto]
@@ -632,7 +632,7 @@ def test_the_front_is_a_front() -> None:
     assert times[-1] == result.best[0].step_time_s
 
 
-def test_the_fastest_of_each_factorisation() -> None:
+def test_each_factorisation_has_its_fastest_layout() -> None:
     """One row for each way to factor the devices that has a fitting layout, and it is the fastest of its kind."""
     result = search_layouts(Problem(SMALL, load_cluster("h100:16"), JOB), choices=CHOICES, top=10**6)
 

@@ -101,7 +101,7 @@ def test_the_program_of_the_whole_model_equals_its_units(layout: str) -> None:
 
 
 @pytest.mark.parametrize("mixer", [MIXER, CHANNELS])
-def test_gradients_are_slopes(mixer: dict[str, Any]) -> None:
+def test_gradients_equal_slopes_of_the_loss(mixer: dict[str, Any]) -> None:
     sizes = {"width": 6, "hidden": 4, "positions": 5, "half_head_dim": 2, "num_micro_batches": 1, "seed": 1}
     check(Case(num_layers=5, structure=tuple({**FIELDS, "recurrence": FrozenFields(mixer)}.items()), **sizes))
 
@@ -148,7 +148,7 @@ def test_groups_of_channels_bound_tensor_parallelism() -> None:
     assert any("does not split the 2 groups of channels of mamba1 evenly" in problem for problem in problems)
 
 
-def test_training_refuses_them_by_name() -> None:
+def test_training_refuses_shared_blocks_by_name() -> None:
     assert "blocks that layers share" in unrunnable_parts(model().structure)
 
 
@@ -184,7 +184,7 @@ def test_the_embedding_is_kept_by_its_own_unit() -> None:
         ({"lora_rank": 4, "lora_targets": ("q_proj",)}, "adapters of a shared block"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_contradicting_fields_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         model(**fields)
 

@@ -98,6 +98,6 @@ def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: 
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_gradients_are_slopes(name: str) -> None:
+def test_gradients_equal_slopes_of_the_loss(name: str) -> None:
     sizes = Case(half_head_dim=2, width=6, hidden=4, positions=4, seqs=2, query_heads_per_rank=2)
     check_slopes(cased(dataclasses.replace(sizes, num_layers=1, num_micro_batches=1), name))

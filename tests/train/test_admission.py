@@ -39,7 +39,7 @@ def big_plan(**layout: object) -> Plan:
     return plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, Layout(**layout))
 
 
-def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
+def test_all_unrunnable_choices_are_named_together() -> None:
     plan = big_plan(
         tp=2, pp=2, cp=2, sequence_parallel=True, async_tp=True, zero_stage=1, offload="optimizer", schedule="zb_h1"
     )
@@ -151,7 +151,7 @@ def test_each_format_that_does_not_run_is_a_problem_of_its_own(name: str) -> Non
         ),
     ],
 )  # fmt: skip
-def test_what_a_layout_does_not_run_in_a_recipe_is_named(changes: dict[str, str], layout: Layout, problem: str) -> None:
+def test_layouts_that_a_recipe_does_not_run_are_named(changes: dict[str, str], layout: Layout, problem: str) -> None:
     recipe = replace(FP32, **changes)  # type: ignore[arg-type]
     require_runnable(MODEL, replace(layout, zero_stage=min(layout.zero_stage, 2), async_tp=False), recipe)
     with pytest.raises(InputError, match=problem):
@@ -188,7 +188,7 @@ def test_the_smallest_change_that_fits_is_the_fastest_of_those_with_the_fewest_c
     assert smallest_change(plan, 10**9) is None
 
 
-def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
+def test_an_error_of_memory_names_flags_that_plan_again() -> None:
     plan = big_plan(fsdp=8, zero_stage=1, micro_batch_seqs=4)
     available = int(0.5 * plan.estimate.memory_bytes)
     require_memory(plan, TrainingRecipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cpu")
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
         require_memory(plan, TrainingRecipe(steps=1), 10**9, "cuda:0")
 
 
-def test_what_has_to_fit_is_what_train_keeps() -> None:
+def test_required_memory_includes_what_train_keeps() -> None:
     """A plan of software that keeps casts of activations takes less."""
     plan = big_plan(fsdp=8, zero_stage=1, micro_batch_seqs=4)
     plan = plan_layout(plan.model, plan.cluster, replace(plan.job, precision="fp8_delayed"), plan.layout)
@@ -270,7 +270,7 @@ def test_a_launcher_checks_plan_and_data_without_pytorch(tmp_path: Path) -> None
     assert f"the tokens have a vocabulary of {VOCAB}, the model one of {VOCAB - 1}" in reported[1]
 
 
-def test_data_too_short_for_a_sequence(tmp_path: Path) -> None:
+def test_data_too_short_for_a_sequence_is_refused(tmp_path: Path) -> None:
     flags = write_inputs(tmp_path)
     payload = json.loads((tmp_path / "plan.json").read_text())
     payload["job"] |= {"seq_len": 1024, "global_batch_tokens": 8192}

@@ -77,7 +77,7 @@ def plain_steps(model: Any) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> None:
+def test_twenty_steps_equal_plain_pytorch(name: str, tmp_path: Path) -> None:
     model = transformers_model(name)
     model.save_pretrained(tmp_path / "before")
     architecture = open_hf(tmp_path / "before").architecture

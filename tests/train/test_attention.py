@@ -73,7 +73,7 @@ def run(
 @pytest.mark.parametrize("groups", [1, G])
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_attention_is_a_softmax_over_what_is_seen(
+def test_attention_equals_a_softmax_over_visible_keys(
     has_sinks: bool, cap: float | None, groups: int, width: int, sight: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", block)
@@ -91,7 +91,7 @@ def test_attention_is_a_softmax_over_what_is_seen(
 @BLOCKS
 @NARROW
 @pytest.mark.parametrize("kind", ["fused", "capped", "sinks"])
-def test_attention_in_narrow_formats_stays_in_them(
+def test_attention_in_narrow_formats_returns_them(
     kind: str, dtype: torch.dtype, tolerance: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the log-sum-exp, which is in float32."""
@@ -109,7 +109,7 @@ def test_attention_in_narrow_formats_stays_in_them(
         assert_near(actual, reference, 2 * tolerance)
 
 
-def test_attention_is_pytorchs() -> None:
+def test_attention_equals_pytorch() -> None:
     q, k, v, dy = operands_of(H)
 
     def pytorchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def test_attention_is_pytorchs() -> None:
         assert_near(actual, reference)
 
 
-def test_scale_and_cap_are_the_models() -> None:
+def test_scale_and_cap_come_from_the_numerics() -> None:
     assert Attention.of(Numerics(), 16) == Attention(0.25, None)
     assert Attention.of(Numerics(attention_scale=0.1, attention_cap=50.0), 16) == Attention(0.1, 50.0)
 
@@ -145,7 +145,7 @@ class Kernels(TorchDispatchMode):
     ("sight", "cap", "count"),
     [(AttentionMask(), None, 2), (AttentionMask(window=5), None, 6), (AttentionMask(), 0.7, 0)],
 )
-def test_where_all_is_seen_one_kernel_has_all_queries(
+def test_full_attention_takes_one_kernel_for_all_queries(
     sight: AttentionMask, cap: float | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each pass; otherwise there is one for each block, and with a cap none."""
@@ -165,7 +165,7 @@ def test_where_all_is_seen_one_kernel_has_all_queries(
         (AttentionMask(), 0.7, B * K * G * 32 * T),
     ],
 )
-def test_no_square_of_all_positions_is_made(
+def test_no_tensor_of_all_query_key_pairs_is_allocated(
     sight: AttentionMask, cap: float | None, max_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", 32)
@@ -176,7 +176,7 @@ def test_no_square_of_all_positions_is_made(
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_a_ring_of_one_rank_is_attention(has_sinks: bool) -> None:
+def test_a_ring_of_one_rank_equals_attention(has_sinks: bool) -> None:
     """With more queries than dims of a head, which the log-sum-exps of all have to come through."""
     q, k, v, _ = operands_of(H)
     attention, sinks = Attention(0.6, None), [random(K, G, seed=5)] if has_sinks else []
@@ -186,7 +186,7 @@ def test_a_ring_of_one_rank_is_attention(has_sinks: bool) -> None:
         assert_near(actual, reference)
 
 
-def test_row_sums_of_a_sinks_gradient_are_made_in_float32() -> None:
+def test_row_sums_of_sink_gradients_are_in_float32() -> None:
     """257 products of 1 are 257 in float32, and 256 in the eight bits of bf16."""
     ones = torch.ones(1, 3, 1, 1, 257, dtype=torch.bfloat16)
     gradient = sink_gradient(ones, ones, torch.zeros(1, 3, 1, 1), torch.zeros(1, 1))

@@ -174,7 +174,7 @@ def test_a_branch_that_fails_is_a_line_with_its_reason(
         (["--to-loss", "3"], "--to-loss: not of `batch branch`; leave out, or `shardwise batch sweep` is required"),
     ],
 )
-def test_what_no_branch_could_do_is_refused_first(
+def test_impossible_branches_are_refused_before_any_run(
     run: Path, more: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*flags_of(run, tmp_path / "branches"), *more]) == 2
@@ -182,7 +182,7 @@ def test_what_no_branch_could_do_is_refused_first(
     assert not (tmp_path / "branches").exists()
 
 
-def test_what_is_missing_is_said_at_once(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_missing_flags_are_reported_together(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", "branch", str(run)]) == 2
     err = capsys.readouterr().err
     for name in ("--batches", "--tokens", "--out"):

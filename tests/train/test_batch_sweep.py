@@ -79,7 +79,7 @@ def test_given_rates_are_tried_and_no_others() -> None:
     assert sum(run.seed > 0 for run in runs) == 2 * 2
 
 
-def test_what_has_run_is_not_run_again() -> None:
+def test_finished_runs_are_not_run_again() -> None:
     runs = played(DESIGN, best_at(1e-3))
     for done in range(len(runs)):
         again = list(DESIGN.next_trials(runs[:done]))
@@ -157,7 +157,7 @@ def test_a_run_that_fails_is_a_line_with_its_reason(flags: list[str], tmp_path: 
         (["--learning-rates", "0"], "learning rate: found 0; a number above 0"),
     ],
 )
-def test_what_no_run_could_do_is_refused_first(
+def test_impossible_sweeps_are_refused_before_any_run(
     flags: list[str], more: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*flags, *more]) == 2
@@ -165,7 +165,7 @@ def test_what_no_run_could_do_is_refused_first(
     assert not (tmp_path / "sweep" / "runs.jsonl").exists()
 
 
-def test_what_is_missing_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_missing_flags_are_reported_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = write_inputs(tmp_path)[0]
     assert main(["batch", "sweep", plan]) == 2
     err = capsys.readouterr().err

@@ -26,7 +26,7 @@ def test_an_interval_is_its_boxes_in_order(shape: tuple[int, ...]) -> None:
             assert list(range(first, last)) == numbers[box.slices].flatten().tolist(), "each is contiguous"
 
 
-def test_what_two_boxes_share_is_what_their_slices_share() -> None:
+def test_intersection_of_boxes_equals_that_of_their_slices() -> None:
     rng = np.random.default_rng(0)
     shape = (5, 4, 6)
     for _ in range(300):
@@ -61,7 +61,7 @@ def test_what_two_boxes_share_is_what_their_slices_share() -> None:
         ([((0,), (12,))], "a box outside the shape (3, 4)"),
     ],
 )
-def test_boxes_tile_a_tensor_or_what_is_wrong_is_said(
+def test_boxes_that_do_not_tile_a_tensor_are_refused(
     boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], fault: str
 ) -> None:
     assert tiles([Box(*box) for box in boxes], (3, 4)) == fault

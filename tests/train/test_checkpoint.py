@@ -66,13 +66,13 @@ def refusal(path: Path, state: dict[str, Any]) -> list[str]:
     return str(error.value).split("\n")
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 30, 4, keep=2)
     assert names(tmp_path) == {"step-00000004", "step-00000030"}
     assert latest(tmp_path) == tmp_path / "step-00000030"
 
 
-def test_every_so_many_steps_one_is_kept_for_good(tmp_path: Path) -> None:
+def test_checkpoints_of_every_nth_step_are_kept(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=2, keep_every=30) as checkpoints:
         for step in range(10, 110, 10):
             checkpoints.save(step, {"step": step})
@@ -84,7 +84,7 @@ def test_every_so_many_steps_one_is_kept_for_good(tmp_path: Path) -> None:
     )
 
 
-def test_beside_a_save_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_save_stalls_only_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds to write are those of the thread that writes, the stall is the copy."""
     go, finish = threading.Event(), writer._publish_manifest
     monkeypatch.setattr(writer, "_publish_manifest", lambda *arguments: (go.wait(), finish(*arguments)))
@@ -99,12 +99,12 @@ def test_beside_a_save_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.
     assert saved.num_bytes == 4000
 
 
-def test_what_was_written_last_stays_though_it_is_no_newest(tmp_path: Path) -> None:
+def test_the_last_written_checkpoint_is_kept_even_if_not_newest(tmp_path: Path) -> None:
     save(tmp_path, 8, 9, 5, keep=2)
     assert names(tmp_path) == {"step-00000005", "step-00000008", "step-00000009"}
 
 
-def test_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert latest(tmp_path / "none") is None
     save(tmp_path, 99_999_999, 100_000_000)
     assert latest(tmp_path) == tmp_path / "step-100000000"
@@ -118,7 +118,7 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
     assert load_tensors(tmp_path / "step-00000005")["a"].tolist() == [2.0, 2.0]
 
 
-def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path) -> None:
+def test_an_interrupted_replacement_restores_the_old_checkpoint(tmp_path: Path) -> None:
     path = save(tmp_path, 5)
     hidden = path.rename(tmp_path / ".step-00000005.replaced")
     assert latest(tmp_path) == hidden
@@ -139,7 +139,7 @@ def test_one_save_is_under_way_at_most(tmp_path: Path) -> None:
     assert [load_tensors(tmp_path / f"step-0000000{step}")["a"].tolist() for step in (1, 2)] == [[1.0, 2.0], [2.0, 2.0]]
 
 
-def test_what_is_complete_only_is_latest_and_litter_is_removed(tmp_path: Path) -> None:
+def test_only_complete_checkpoints_are_latest_and_drafts_are_removed(tmp_path: Path) -> None:
     path = save(tmp_path, 3)
     for name in (".step-00000004.writing", ".step-00000002.removed", "step-00000009", "step-7", ".step-notes"):
         (tmp_path / name).mkdir()
@@ -167,7 +167,7 @@ def test_a_writer_that_fails_leaves_latest_as_it_was(
     assert names(tmp_path) == {"step-00000003", "step-00000004"}
 
 
-def test_the_draft_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_draft_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[Path, set[str]]] = []
     monkeypatch.setattr(step_folders, "sync_folder", lambda folder: synced.append((folder, names(folder))))
     save(tmp_path, 3)
@@ -192,7 +192,7 @@ def test_names_sizes_and_formats_must_agree(tmp_path: Path) -> None:
     ]
 
 
-def test_of_many_differences_the_first_few_are_named(tmp_path: Path) -> None:
+def test_many_differences_are_shortened_to_the_first(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=1) as writer:
         writer.save(1, {f"model.{number}": piece(1.0) for number in range(9)})
     path = tmp_path / "step-00000001"
@@ -231,7 +231,7 @@ def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[Path], None],
         load_tensors(path)
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     manifest = tmp_path / "checkpoint.json"
     unread = f"checkpoint: cannot read {manifest}: %s; a folder step-... that a run has written is required"
     assert refusal(tmp_path, state()) == [unread % "No such file or directory"]
@@ -253,7 +253,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     assert any("files.a: found 5; " in text for text in refusal(tmp_path, state()))
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
         InputError, match=r"File exists.*; a folder with room, and the permission to write in it, are required"
@@ -366,7 +366,7 @@ def another_step(path: Path) -> None:
         (another_step, "checkpoint.json is damaged"),
     ],
 )
-def test_a_run_goes_on_from_the_newest_that_is_not_damaged(
+def test_restore_takes_the_newest_undamaged_checkpoint(
     tmp_path: Path, damage: Callable[[Path], None], fault: str
 ) -> None:
     path = save(tmp_path, 10, 20, 30, keep=3)
@@ -400,7 +400,7 @@ def test_a_checkpoint_of_another_run_is_not_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["write_manifest", "publish_draft", "create_draft"])
-def test_a_full_disk_is_said_in_one_line_and_takes_nothing(
+def test_a_full_disk_is_reported_and_keeps_earlier_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     save(tmp_path, 3)
@@ -418,7 +418,7 @@ def test_a_full_disk_is_said_in_one_line_and_takes_nothing(
     assert names(tmp_path) == {"step-00000003"}
 
 
-def test_what_fails_while_reading_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_while_reading_are_raised_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path, 1)
 
     def failing(*arguments: Any) -> None:

@@ -179,7 +179,7 @@ def forged(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def test_a_stranger_runs_no_code_by_the_metadata(tmp_path: Path) -> None:
+def test_a_forged_metadata_file_runs_no_code(tmp_path: Path) -> None:
     created = tmp_path / "made"
     path = forged(tmp_path, ".metadata", pickle.dumps({"state_dict_metadata": Stranger(created)}))
     with pytest.raises(
@@ -191,7 +191,7 @@ def test_a_stranger_runs_no_code_by_the_metadata(tmp_path: Path) -> None:
     assert created.exists(), "an ordinary reader runs it"
 
 
-def test_a_stranger_runs_no_code_by_the_elements(tmp_path: Path) -> None:
+def test_a_forged_element_file_runs_no_code(tmp_path: Path) -> None:
     created = tmp_path / "made"
     whole_file = (OLDER / "__0_0.distcp").read_bytes()
     content = pickle.dumps(Stranger(created), protocol=2)
@@ -211,7 +211,7 @@ def test_a_stranger_runs_no_code_by_the_elements(tmp_path: Path) -> None:
         (b"\x80\x04\x8c\x05torch\x8c\x04load\x93.", r"it asks for torch\.load"),
     ],
 )
-def test_other_metadata_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
+def test_changed_metadata_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
     with pytest.raises(DamagedFileError, match=fault):
         load(forged(tmp_path, ".metadata", content), older())
 

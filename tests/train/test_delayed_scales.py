@@ -34,7 +34,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_factors_follow_from_what_was_seen(name: str) -> None:
+def test_factors_follow_from_the_amax_history(name: str) -> None:
     delayed, sizes, expected = BY_HAND[name]
     history, factors = np.zeros((1, delayed.history), np.float32), np.ones(1, np.float32)
     computed = []
@@ -114,6 +114,6 @@ def test_evaluation_leaves_the_scales_of_training() -> None:
         ({"amax_margin": -1}, "amax_margin is -1; a power of two from 0 to 16 is required"),
     ],
 )
-def test_a_recipe_names_what_is_no_way_to_scales(changes: dict[str, object], problem: str) -> None:
+def test_invalid_scale_settings_of_a_recipe_are_refused(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         replace(TrainingRecipe(steps=1), **changes)  # type: ignore[arg-type]

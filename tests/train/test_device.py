@@ -40,7 +40,7 @@ def peers(*gpus: tuple[str, ...], hosts: int = 1) -> list[Peer]:
         (peers(()), None),
     ],
 )
-def test_each_rank_has_a_gpu_of_its_own_or_none_has(ranks: list[Peer], expected: list[str] | None) -> None:
+def test_each_rank_gets_a_gpu_or_all_run_on_the_cpu(ranks: list[Peer], expected: list[str] | None) -> None:
     devices = [str(choose_device("auto", ranks, peer)) for peer in ranks]
     assert devices == (expected or ["cpu"] * len(ranks))
     assert {str(choose_device("cpu", ranks, peer)) for peer in ranks} == {"cpu"}
@@ -51,7 +51,7 @@ def test_each_rank_has_a_gpu_of_its_own_or_none_has(ranks: list[Peer], expected:
             choose_device("cuda", ranks, ranks[0])
 
 
-def test_the_gpus_that_are_seen_are_known_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_gpus_are_identified_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         def __init__(self, number: int) -> None:
             self.uuid = f"GPU-{number}"

@@ -134,7 +134,7 @@ def test_the_plan_is_searched_for_the_same_batch() -> None:
     assert replan_for(plan, 4) is plan
 
 
-def test_of_numbers_without_a_plan_the_next_smaller_one_is_taken() -> None:
+def test_replanning_takes_the_next_smaller_number_with_a_plan() -> None:
     """Of three hosts and a part of another the part is left out; where nothing fits on fewer either, that is said."""
     plan = small_plan(8, batch_seqs=48)
     plan = replace(plan, cluster=load_cluster("h100:32"), job=replace(plan.job, precision="bf16"))
@@ -153,7 +153,7 @@ def test_a_cluster_has_no_part_of_any_number(name: str, count: int) -> None:
         resize_cluster(load_cluster(name), count)
 
 
-def test_what_was_measured_stays() -> None:
+def test_resized_cluster_keeps_its_calibration() -> None:
     cluster = load_cluster("h100:64", stack="nemo-25")
     resized = resize_cluster(cluster, 32)
     assert (resized.num_devices, resized.calibration) == (32, cluster.calibration)
@@ -172,7 +172,7 @@ KILLED, WAITED = -signal.SIGKILL, LOST_CODE
         (RunOutcome({0: 1, 1: KILLED}), (1,)),  # a traceback of what the loss brought about
     ],
 )
-def test_losses_of_ranks_are_gone_on_from(outcome: RunOutcome, lost: tuple[int, ...]) -> None:
+def test_runs_with_lost_ranks_can_restart(outcome: RunOutcome, lost: tuple[int, ...]) -> None:
     assert (outcome.lost, outcome.can_restart) == (lost, True)
 
 
@@ -187,13 +187,11 @@ def test_losses_of_ranks_are_gone_on_from(outcome: RunOutcome, lost: tuple[int, 
         RunOutcome({0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM}, stop_signal=signal.SIGTERM),
     ],
 )
-def test_other_ends_are_ends(outcome: RunOutcome) -> None:
+def test_runs_that_end_otherwise_are_not_restarted(outcome: RunOutcome) -> None:
     assert not outcome.can_restart
 
 
-def test_a_run_is_not_started_again_for_ever(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_restarts_are_limited(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And what was lost is not used again, for it may be a GPU."""
     begun: list[tuple[int, dict[str, str]]] = []
 
@@ -216,7 +214,7 @@ def test_a_run_is_not_started_again_for_ever(
     ]
 
 
-def test_elastic_goes_on_where_there_is_a_run(tmp_path: Path) -> None:
+def test_elastic_resumes_an_existing_run(tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path), "--device", "cpu", "--elastic"]
     assert not parse_settings(build_parser().parse_args([*flags, "--steps", "3"])).resume
     assert rank_main([*flags, "--steps", "3"]) == 0

@@ -68,7 +68,7 @@ def test_an_expert_takes_the_first_rows_up_to_its_capacity(factor: float) -> Non
     assert torch.equal(routing.requested, every.counts)
 
 
-def test_what_is_dropped_adds_nothing_and_gets_no_gradient() -> None:
+def test_dropped_rows_add_nothing_and_get_no_gradient() -> None:
     logits, y, dy = random(B, T, E), random(B, T, D, seed=1), random(B, T, D, seed=2)
     routing = route_tokens(logits, K, torch.zeros(E), normalised=True, capacity_factor=0.5)
     dense = torch.zeros(N * K, 1, dtype=torch.float64).index_fill_(0, routing.order, 1.0).view(N, K, 1)
@@ -211,7 +211,7 @@ def test_products_of_experts_have_their_gradients(logits: Tensor) -> None:
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
-def test_one_product_for_all_experts_is_that_of_each(
+def test_grouped_product_equals_the_products_of_each_expert(
     logits: Tensor, dtype: torch.dtype, tolerance: float, add: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a GPU has it, also of a matrix that is turned; one expert may have no rows."""
@@ -254,7 +254,7 @@ def test_one_product_for_all_experts_is_that_of_each(
         (torch.float32, (8, 16), True, False),
     ],
 )
-def test_a_gpu_has_one_product_for_experts_whose_rows_are_whole_16_bytes(
+def test_grouped_kernel_needs_a_gpu_and_rows_of_whole_16_bytes(
     dtype: torch.dtype, widths: tuple[int, int], on_gpu: bool, is_grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_dispatch, "on_gpu", lambda x: on_gpu)

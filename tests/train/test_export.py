@@ -30,7 +30,7 @@ FILE = 10_000  # bytes of a file at most
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_one_tensor_is_held_at_a_time(
+def test_export_holds_at_most_two_tensors(
     dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = initial_weights(MODEL, 1)
@@ -125,7 +125,7 @@ def model_stored_in(folder: Path, models: dict[str, ModelWeights]) -> str:
     return name
 
 
-def test_another_model_takes_the_place_of_one_in_several_files(tmp_path: Path) -> None:
+def test_writing_replaces_a_model_in_several_files(tmp_path: Path) -> None:
     """An index that is left would name the files of the model before."""
     save_hf(initial_weights(MODEL, 1), tmp_path, seq_len=16, bytes_per_file=FILE)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -136,7 +136,7 @@ def test_another_model_takes_the_place_of_one_in_several_files(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("fault", ["full", "file"])
-def test_what_cannot_be_written_is_said(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folders_are_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -53,7 +53,7 @@ def is_found(checkpoint: Path, file: Path, place: int, bit: int) -> bool:
     return False
 
 
-def test_a_bit_anywhere_in_any_file(checkpoint: Path) -> None:
+def test_a_flipped_bit_in_any_file_is_found(checkpoint: Path) -> None:
     drawn = random.Random(0)
     files = sorted(checkpoint.iterdir())
     assert [file.name for file in files] == [MANIFEST, "rank-00000.bin"]
@@ -64,7 +64,7 @@ def test_a_bit_anywhere_in_any_file(checkpoint: Path) -> None:
     assert load(checkpoint, state(0.0))["step"] == 7
 
 
-def test_every_bit_of_the_manifest(checkpoint: Path) -> None:
+def test_every_flipped_bit_of_the_manifest_is_found(checkpoint: Path) -> None:
     """Numbers can be written in several ways, and none but the one that was written is taken."""
     file = checkpoint / MANIFEST
     missed = [

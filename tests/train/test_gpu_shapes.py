@@ -52,7 +52,9 @@ class Taken:
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_forward_and_backward_fit_together(structure: str, documents: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_and_dtypes_of_forward_and_backward_match(
+    structure: str, documents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_dispatch, "on_gpu", lambda x: True)
     architecture = Architecture(**{**SMALL, **STRUCTURES[structure]})
     instance, device, dtype = single_device_instance(architecture), torch.device("meta"), torch.bfloat16

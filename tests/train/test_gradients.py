@@ -51,7 +51,7 @@ def assert_norm_is(
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.3])
 @pytest.mark.parametrize("kind", NORM_FORMULAS)
-def test_norms_are_those_of_their_formulas(kind: str, epsilon: float) -> None:
+def test_norms_equal_their_formulas(kind: str, epsilon: float) -> None:
     assert_norm_is(kind, NORM_FORMULAS[kind], random(2, 3, 4), random(4, seed=1), random(2, 3, 4, seed=2), epsilon)
 
 
@@ -63,7 +63,7 @@ def test_a_norm_over_several_dims_is_over_all_of_them() -> None:
 
 @NARROW
 @pytest.mark.parametrize("kind", NORM_FORMULAS)
-def test_norms_in_narrow_formats_are_pytorchs(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_norms_in_narrow_formats_equal_pytorch(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     """Results are in the format of the operands; of an RMSNorm what is kept is in float32."""
     x, weight, dy = random(64, 8, dtype=dtype), random(8, dtype=dtype, seed=1), random(64, 8, dtype=dtype, seed=2)
     assert_norm_is(kind, PYTORCHS[kind], x, weight, dy, 1e-5, tolerance)
@@ -115,7 +115,7 @@ def test_every_function_with_a_gradient_has_a_formula() -> None:
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_functions_and_their_gradients_are_those_of_their_formulas(name: str) -> None:
+def test_functions_and_their_gradients_equal_their_formulas(name: str) -> None:
     """On both sides of every clamp, and at each; no operand is written over."""
     names, formula = FORMULAS[name]
     operands = {operand: 5.0 * random(40, 8, seed=seed) for seed, operand in enumerate(names)}
@@ -134,7 +134,7 @@ def test_functions_and_their_gradients_are_those_of_their_formulas(name: str) ->
 
 @NARROW
 @pytest.mark.parametrize("name", FORMULAS)
-def test_functions_in_narrow_formats_stay_in_them(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_functions_in_narrow_formats_return_them(name: str, dtype: torch.dtype, tolerance: float) -> None:
     names, formula = FORMULAS[name]
     operands = [random(40, 8, dtype=dtype, seed=seed) for seed, _ in enumerate(names)]
     dy = random(40, 8, dtype=dtype, seed=9)
@@ -146,7 +146,7 @@ def test_functions_in_narrow_formats_stay_in_them(name: str, dtype: torch.dtype,
         assert_near(FUNCTIONS[partner](dy, *reads), gradient, tolerance)
 
 
-def test_sums_are_of_all_terms() -> None:
+def test_sums_include_every_term() -> None:
     terms = [random(3, 4, seed=seed) for seed in range(4)]
     for count in (2, 3, 4):
         assert_near(FUNCTIONS["add"](*terms[:count]), torch.stack(terms[:count]).sum(dim=0))
@@ -158,7 +158,7 @@ def test_sums_are_of_all_terms() -> None:
 @pytest.mark.parametrize("num_unrotated", [0, 3])
 @pytest.mark.parametrize("heads", [(), (3,), (3, 2)])
 @pytest.mark.parametrize("sequences", [(), (2,)])
-def test_rotation_is_a_product_of_complex_numbers(
+def test_rotation_equals_a_product_of_complex_numbers(
     heads: tuple[int, ...], sequences: tuple[int, ...], num_unrotated: int
 ) -> None:
     """The second half of a head are the imaginary parts, and what lies behind both stays as it is; positions are each
@@ -185,7 +185,7 @@ def loss_by_hand(logits: Tensor, targets: Tensor, scale: float, cap: float | Non
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("scale", [1.0, 1 / 3])
 @pytest.mark.parametrize("width", [7, 2000])
-def test_logits_become_their_gradient(width: int, scale: float, cap: float | None) -> None:
+def test_cross_entropy_replaces_logits_by_their_gradient(width: int, scale: float, cap: float | None) -> None:
     """More rows than a part has, the last part shorter; some targets are ignored. Without a backward pass logits stay."""
     logits = 2.0 * random(7, 43, width)
     targets = torch.randint(width, (7, 43), generator=torch.Generator().manual_seed(2))
@@ -201,7 +201,7 @@ def test_logits_become_their_gradient(width: int, scale: float, cap: float | Non
 
 
 @NARROW
-def test_loss_in_narrow_formats_is_cross_entropy(dtype: torch.dtype, tolerance: float) -> None:
+def test_loss_in_narrow_formats_equals_cross_entropy(dtype: torch.dtype, tolerance: float) -> None:
     """The loss is in float32, its gradient in the format of the logits."""
     logits = random(301, 2000, dtype=dtype)
     targets = torch.randint(2000, (301,), generator=torch.Generator().manual_seed(2))

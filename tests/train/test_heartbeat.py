@@ -55,7 +55,7 @@ def test_a_rank_that_has_ended_is_not_silent() -> None:
     assert listener.missing(100.0) == {1: 100.0}
 
 
-def test_who_did_not_run_itself_begins_again() -> None:
+def test_a_rank_that_was_paused_restarts_its_timeouts() -> None:
     listener = FailureDetector(30.0)
     listener.receive({1: beat(1)}, now=0.0)
     listener.reset(1000.0)
@@ -149,7 +149,7 @@ def test_what_another_rank_waits_for_is_said_where_this_one_does_not_wait() -> N
     )
 
 
-def test_where_nobody_waits_yet_it_is_said_later() -> None:
+def test_silence_is_reported_once_some_rank_waits() -> None:
     watched = Watched()
     watched.hear({1: beat(1)})
     assert watched.pass_s(59) == []
@@ -157,7 +157,7 @@ def test_where_nobody_waits_yet_it_is_said_later() -> None:
     assert "rank 0 is in step 13. The run goes on" in line
 
 
-def test_of_many_silent_ranks_the_first_few_are_named() -> None:
+def test_many_silent_ranks_are_shortened_to_the_first() -> None:
     watched = Watched()
     watched.heartbeat.rendezvous = meeting_of(0, 9)
     watched.hear({rank: beat(1) for rank in range(1, 9)})
@@ -215,7 +215,7 @@ def test_a_silent_rank_that_a_request_to_stop_wakes_has_time_to_be_heard(back: b
     assert bool(watched.codes) != back
 
 
-def test_others_than_who_reports_end_quietly() -> None:
+def test_ranks_that_do_not_report_end_quietly() -> None:
     watched = Watched(rank=1)
     watched.stop.record_signal(signal.SIGINT)
     watched.heartbeat._missing_elsewhere = True
@@ -302,7 +302,7 @@ def test_a_silent_rank_that_waited_for_the_same_in_an_earlier_step_is_named() ->
     assert "rank 1 (process 101 on node) was last in step 12: AllReduce over dp" in str(parting(meeting))
 
 
-def test_who_is_lost_by_a_rank_that_said_why_it_left_ends_as_that_one() -> None:
+def test_ranks_that_lose_a_reported_rank_end_with_its_code() -> None:
     meeting = meeting_of(0, 2)
     record_exit(meeting, 2)
     record_exit(meeting, 3)
@@ -319,7 +319,7 @@ def test_who_is_lost_by_a_rank_that_said_why_it_left_ends_as_that_one() -> None:
         (OSError("no room"), 2),
     ],
 )  # fmt: skip
-def test_who_is_lost_by_a_rank_that_failed_ends_with_its_code(error: BaseException, code: int) -> None:
+def test_ranks_that_lose_a_failed_rank_end_with_its_code(error: BaseException, code: int) -> None:
     meeting = meeting_of(0, 2)
     world = cast(RankGroup, SimpleNamespace(size=2, rendezvous=meeting))
     with pytest.raises((type(error), InputError)), guard_run(world, TrainingRecipe(steps=1), StopRequest(), str):

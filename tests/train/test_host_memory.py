@@ -40,6 +40,6 @@ def test_a_step_touches_no_fresh_page() -> None:
     assert faults(keeps=False)[1] > 1000
 
 
-def test_a_library_without_it_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_c_library_without_mallopt_is_left_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_resources.ctypes, "CDLL", lambda _: object())
     assert not machine_resources.keep_host_memory()

@@ -141,7 +141,7 @@ def ids() -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_equal(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_logits_equal_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = transformers_model(name, dtype)
     model.save_pretrained(tmp_path)
     ours = load_hf(tmp_path)
@@ -174,7 +174,7 @@ def test_modules_of_prediction_that_transformers_leaves_out_are_left_out(name: s
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_plan_carries_what_its_config_says_of_values(name: str, tmp_path: Path) -> None:
+def test_a_plan_carries_the_numerics_of_its_config(name: str, tmp_path: Path) -> None:
     """A model of a plan's file, as a run has it that begins with these weights, computes what theirs does."""
     model = transformers_model(name, torch.float64)
     model.save_pretrained(tmp_path)
@@ -190,7 +190,7 @@ def test_a_plan_carries_what_its_config_says_of_values(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != HALVES])
-def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> None:
+def test_written_models_load_in_transformers(name: str, tmp_path: Path) -> None:
     """The same config as far as values go, the same weights to the bit, the same logits."""
     import transformers
 
@@ -344,7 +344,7 @@ def test_a_family_is_found_for_every_model(name: str) -> None:
     assert dataclasses.replace(again, source=architecture.source) == architecture
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
+def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     model = transformers_model("mixtral", torch.float32)
     model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
@@ -358,7 +358,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in ours.tensors.items())
 
 
-def test_another_format_may_be_asked_for(tmp_path: Path) -> None:
+def test_weights_may_be_read_in_another_dtype(tmp_path: Path) -> None:
     transformers_model("llama", torch.float32).save_pretrained(tmp_path)
     ours = load_hf(tmp_path, torch.bfloat16)
     assert {tensor.dtype for tensor in ours.tensors.values()} == {ours.dtype} == {torch.bfloat16}
@@ -384,7 +384,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_does_not_go_together_is_refused(change: str, tmp_path: Path) -> None:
+def test_contradicting_configs_are_refused(change: str, tmp_path: Path) -> None:
     transformers_model("llama", torch.float32).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **CHANGES[change][0]}))
@@ -443,7 +443,7 @@ OLDER: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", OLDER)
-def test_older_configs_say_the_same_in_other_words(case: str) -> None:
+def test_older_config_keys_are_read(case: str) -> None:
     kind, older, newer = OLDER[case]
     config = {"model_type": kind, **SMALL, "sliding_window": 5}
     assert read_config({**config, **older})[0].numerics == read_config({**config, **newer})[0].numerics
@@ -475,7 +475,7 @@ def test_older_configs_say_the_same_in_other_words(case: str) -> None:
     ],
     ids=str,
 )
-def test_what_a_familys_code_does_not_have_is_refused(family: str, settings: dict[str, Any], problem: str) -> None:
+def test_values_that_a_family_lacks_are_refused(family: str, settings: dict[str, Any], problem: str) -> None:
     """DeepSeek-V3's norms of latents do not read the epsilon; only some families turn a part of a head."""
     kind, usual = CONFIGS[family]
     config = {"model_type": kind, **SMALL, "hidden_act": "silu", **usual, **settings}
@@ -483,7 +483,7 @@ def test_what_a_familys_code_does_not_have_is_refused(family: str, settings: dic
         read_config({key: value for key, value in config.items() if value is not None})
 
 
-def test_files_that_are_not_there_or_broken_are_refused(tmp_path: Path) -> None:
+def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*config.json"):
         load_hf(tmp_path)
     transformers_model("llama", torch.float32).save_pretrained(tmp_path)

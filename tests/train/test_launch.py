@@ -34,7 +34,7 @@ def inputs(tmp_path: Path) -> list[str]:
     return [*write_inputs(tmp_path, small_plan(2)), "--steps", "6", "--learning-rate", "5"]
 
 
-def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_process(inputs: list[str], tmp_path: Path) -> None:
     code, out, err = ran(inputs)
     assert (code, out) == (0, ""), err
     assert "Traceback" not in err
@@ -53,13 +53,13 @@ def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_one_error_of_one_rank_ends_all(inputs: list[str], rank: str) -> None:
+def test_an_error_of_one_rank_ends_all(inputs: list[str], rank: str) -> None:
     code, out, err = ran(inputs, STAND_IN_REFUSES=rank)
     assert (code, out, err) == (2, "", f"error: rank {rank} refuses\n")
     assert not Path(inputs[4]).exists()
 
 
-def test_what_all_ranks_find_is_said_once(inputs: list[str]) -> None:
+def test_an_error_of_all_ranks_is_printed_once(inputs: list[str]) -> None:
     code, _, err = ran(inputs, 3)
     assert code == 2
     assert err.count("error:") == 1

@@ -23,7 +23,7 @@ def this_process(rank: int = 0) -> Peer:
     return Peer(rank, HERE, os.getpid())
 
 
-def test_one_run_has_a_folder(tmp_path: Path) -> None:
+def test_a_folder_is_locked_by_one_run(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "run"
     require_free(folder)
     assert not folder.exists(), "asking makes nothing"
@@ -49,7 +49,7 @@ def test_one_run_has_a_folder(tmp_path: Path) -> None:
     require_free(folder)
 
 
-def test_the_dead_of_this_host_are_not_named(tmp_path: Path) -> None:
+def test_dead_processes_of_this_host_are_not_named(tmp_path: Path) -> None:
     gone = multiprocessing.get_context("spawn").Process(target=int)
     gone.start()
     gone.join()
@@ -63,7 +63,7 @@ def test_the_dead_of_this_host_are_not_named(tmp_path: Path) -> None:
     assert f": rank 1 (process {os.getpid()} on {HERE}), {elsewhere}; wait" in str(error.value)
 
 
-def test_a_shorter_list_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
+def test_a_shorter_list_replaces_a_longer_one(tmp_path: Path) -> None:
     for peers in ([this_process(rank) for rank in range(9)], [this_process()]):
         with RunLock(tmp_path) as lock:
             lock.take()
@@ -73,7 +73,7 @@ def test_a_shorter_list_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
     assert str(error.value).count("process") == 1
 
 
-def test_a_file_system_without_locks_is_said(
+def test_a_file_system_without_locks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*arguments: Any) -> None:

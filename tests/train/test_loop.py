@@ -49,7 +49,9 @@ def log_of(flags: Sequence[str]) -> Any:
     return read_log(Path(flags[4]) / "log.jsonl")
 
 
-def test_a_run_learns_and_is_kept_whole(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_learns_and_writes_log_summary_and_checkpoints(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train([*inputs, "--steps", "12", "--validate-every", "5", "--checkpoint-every", "4"]) == 0
     folder, log = RunFolder(Path(inputs[4])), log_of(inputs)
     assert [record.step for record in log.steps] == list(range(1, 13))
@@ -165,7 +167,9 @@ def test_a_mixture_is_drawn_by_weight_and_resumes_at_the_same_sample(
     assert "--resume: found data of fingerprint" in capsys.readouterr().err
 
 
-def test_sources_that_cannot_be_mixed(mixed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sources_that_cannot_be_mixed_are_refused(
+    mixed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_shards(tmp_path / "other", [[1, 0] * 20], vocab_size=stand_in.VOCAB, tokenizer_sha256="a" * 64)
     for source, part in (
         ("code=-1", "--data: found 'code=-1'; DIR or DIR=WEIGHT, with a weight above 0, is required"),
@@ -281,7 +285,7 @@ def test_a_run_in_the_folder_is_kept_unless_asked_otherwise(
     assert checkpoints_of(inputs) == [3]
 
 
-def test_another_run_is_not_gone_on_with(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_run_is_not_resumed(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train([*inputs, "--steps", "4"])
     (tmp_path / "other").mkdir()
     write_inputs(tmp_path / "other", seed=1)
@@ -390,7 +394,7 @@ def test_wrong_flags_are_refused_before_anything_is_written(
     assert not Path(inputs[4]).exists()
 
 
-def test_a_recipe_is_said_by_flags_of_its_own_and_by_name(inputs: list[str]) -> None:
+def test_recipe_fields_are_set_by_flags_and_by_name(inputs: list[str]) -> None:
     flags = ["--steps", "6", "--clip", "none", "--reduce", "after", "--seed", "5", "--schedule", "wsd", "--decay", "2",
              "--set", "recipe.beta2=0.99", "--set", "recipe.batch_ramp=0:2,3:4",
              "--set", "recipe.respect_documents=true"]  # fmt: skip
@@ -426,7 +430,7 @@ def test_a_recipe_of_an_earlier_version_is_read() -> None:
     assert parse_recipe(recipe_payload(recipe, "adamw"), "recipe") == recipe
 
 
-def test_places_that_cannot_be_written(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_folders_are_refused(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
@@ -444,7 +448,9 @@ def test_without_held_out_text_there_is_no_validation(tmp_path: Path, capsys: py
     assert read_json(tmp_path / "run" / "summary.json")["held_out_loss"] is None
 
 
-def test_another_number_of_processes_than_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_number_of_processes_than_devices_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = write_inputs(tmp_path, small_plan(2))
     assert train([*flags, "--steps", "2"]) == 2
     assert (

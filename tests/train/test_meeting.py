@@ -68,7 +68,7 @@ def test_all_ranks_know_each_other(store: TCPStore, monkeypatch: pytest.MonkeyPa
     assert keys.get("silent") == b"[]"
 
 
-def test_what_ranks_of_an_earlier_start_have_left_is_not_met(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_an_earlier_start_are_ignored(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's agents keep their store when they start the ranks again, and there may be fewer."""
 
     def meetings(pids: Sequence[int]) -> dict[int, Rendezvous]:

@@ -269,7 +269,7 @@ def test_storages_that_shrink_hold_less() -> None:
     assert (memory.peak_bytes, memory.largest["gathered"]) == (640, 400)
 
 
-def test_what_was_there_before_is_named_or_an_input() -> None:
+def test_tensors_made_before_are_named_terms_or_inputs() -> None:
     weight, ids = torch.ones(5, 5), torch.zeros(3, dtype=torch.long)
     with MemoryTracker(vocab_size=7) as tracker:
         tracker.name(estimate_term_names.PARAMETERS, [weight])

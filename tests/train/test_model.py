@@ -289,7 +289,7 @@ def test_a_micro_batch_without_sequences_has_no_loss_and_gradients_of_nothing(ca
 
 
 @pytest.mark.parametrize("case", [*FURTHER, *ROUTERS])
-def test_what_the_plain_program_lacks_is_not_without_effect(case: str) -> None:
+def test_features_that_the_plain_program_lacks_change_the_loss(case: str) -> None:
     """Otherwise it would prove nothing that both decoders agree."""
     structure, numerics, with_documents = HAND_WRITTEN[case]
     plain = dataclasses.replace(SMALL, **{**structure, "sliding_window": None}, numerics=Numerics())

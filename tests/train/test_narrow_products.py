@@ -153,7 +153,7 @@ SIZES = {"B": 2, "T": 20, "D": 48, "F": 80, "N": 3, "H": 16}
 
 @pytest.mark.parametrize("dims", DIMS, ids=["".join(case[2]) + "-" + "".join(case[0]) for case in DIMS])
 @pytest.mark.parametrize("name", NARROW)
-def test_a_product_is_the_einsum_of_what_its_operands_stand_for(name: str, dims: tuple[tuple[str, ...], ...]) -> None:
+def test_a_product_equals_the_einsum_of_dequantized_operands(name: str, dims: tuple[tuple[str, ...], ...]) -> None:
     narrow = product_formats(PRECISIONS[name])
     assert narrow is not None
     scaling, to, (left_dims, right_dims, result_dims) = narrow.scaling, narrow.operand, dims

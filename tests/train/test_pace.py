@@ -48,14 +48,14 @@ def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: P
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_ranks_that_are_equally_slow_are_not(layout: Layout, tmp_path: Path) -> None:
+def test_equally_slow_ranks_are_not_named(layout: Layout, tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
     run = copied(in_float64.main, flags, PRODUCT_S="0.004")
     assert run.ended() == 0, run.err
     assert not [event for event in read_log(Path(flags[4]) / "log.jsonl").events if event["event"] == SLOW_EVENT]
 
 
-def test_ranks_are_compared_with_their_like() -> None:
+def test_ranks_are_compared_with_ranks_of_the_same_work() -> None:
     """Two stages of three ranks each, of which the second has twice the work: the median of a stage is that of its ranks."""
     stages, flops = [0, 0, 0, 1, 1, 1], [1.0, 2.0]
     assert slow_ranks([1.0, 1.1, 1.0, 2.0, 2.2, 1.9], stages, flops, 1.5) == {}

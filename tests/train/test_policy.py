@@ -118,7 +118,7 @@ def test_a_run_that_was_stopped_judges_as_if_it_had_not_been(
     assert [event["step"] for event in log_of(inputs).events if "policy" in event] == [9, 11]
 
 
-def test_going_back_has_an_end(
+def test_rollbacks_are_limited(
     inputs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [*inputs, "--policy", "non-finite=rewind", "--set", "recipe.max_rewinds=2"]
@@ -137,7 +137,7 @@ def test_without_a_checkpoint_there_is_nowhere_to_go_back_to(
     assert "there is no checkpoint to go back to; --checkpoint-every is required" in capsys.readouterr().err
 
 
-def test_what_is_not_finite_ends_a_run_of_which_nothing_else_was_said(
+def test_non_finite_values_end_a_run_by_default(
     inputs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(inputs, monkeypatch, {7: math.nan}) == 2
@@ -155,7 +155,7 @@ def test_what_is_not_finite_ends_a_run_of_which_nothing_else_was_said(
         (["--policy", "non-finite=ignore"], "non_finite is 'ignore'; one of stop, skip, rewind is required"),
     ],
 )
-def test_policies_that_there_are_not_are_refused(
+def test_unknown_policies_are_refused(
     inputs: list[str], flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(InputError) as raised:

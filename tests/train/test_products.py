@@ -46,7 +46,7 @@ def matmul_of(left_dims: str, right_dims: str, result_dims: str) -> Matmul | Non
 
 
 @pytest.mark.parametrize("case", FITTING)
-def test_a_product_is_that_of_einsum(case: str) -> None:
+def test_products_equal_einsum(case: str) -> None:
     """Made anew, written to where it rests, or added to what is there; also of views that lie otherwise in memory."""
     left_dims, right_dims, result_dims = FITTING[case]
     product = matmul_of(left_dims, right_dims, result_dims)
@@ -67,7 +67,7 @@ def test_a_product_is_that_of_einsum(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_what_is_no_matrix_product_is_none(case: str) -> None:
+def test_other_contractions_are_no_matrix_products(case: str) -> None:
     assert matmul_of(*OTHERS[case]) is None
 
 

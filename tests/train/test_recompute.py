@@ -94,7 +94,7 @@ def test_gradients_with_any_set_of_kept_tensors_are_those_without_recomputation(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("structure", ["dense", "gpt-2", "latent"])
-def test_what_a_set_leaves_out_is_run_again_and_no_more(structure: str, seed: int) -> None:
+def test_only_tensors_outside_the_kept_set_are_recomputed(structure: str, seed: int) -> None:
     weights, policy = weights_of(structure), some_set(structure, seed)
     unit = derived_unit(scheme_of(weights.architecture.structure, recompute=policy), "block")
     expected = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
@@ -148,7 +148,7 @@ def test_products_and_attention_are_run_again_as_derived(structure: str, policy:
 
 @pytest.mark.parametrize("bias", [(), ("router", "experts")])
 @pytest.mark.parametrize(("policy", "products"), [("selective", 0), ("full", 5 + 2 * 5)])
-def test_the_products_of_experts_are_kept(policy: str, products: int, bias: tuple[str, ...]) -> None:
+def test_products_of_experts_are_kept_by_selective(policy: str, products: int, bias: tuple[str, ...]) -> None:
     """Run again by `full`: queries, keys, values, attention's output, the router, and up and gate of five experts."""
     weights = initial_weights(Architecture(**{**SMALL, **EXPERTS}, bias=bias), 0, torch.float64)
     down = 5 if policy == "full" else 0  # what came back from the experts is read again, so all of it is made
@@ -156,7 +156,7 @@ def test_the_products_of_experts_are_kept(policy: str, products: int, bias: tupl
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_router_chooses_alike(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_routers_choose_the_same_experts(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same scores and biases, or what is run again would be of other experts."""
     chosen: list[Tensor] = []
     route = experts.route_tokens
@@ -180,7 +180,7 @@ def test_the_router_chooses_alike(policy: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, None])
-def test_the_first_layers_alone_are_run_again(num_layers: int | None) -> None:
+def test_only_the_first_layers_are_recomputed(num_layers: int | None) -> None:
     weights, expected = weights_of("dense"), SMALL["num_layers"] if num_layers is None else num_layers
     assert len(run_again(weights, "full", num_layers)) == expected
     executor = Executor(weights, "full", num_layers=num_layers)

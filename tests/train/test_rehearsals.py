@@ -149,9 +149,7 @@ def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("vocab_size", [6144, 65536])
-def test_what_is_gathered_at_the_peak_but_for_the_norms(
-    vocab_size: int, layout: Layout, rank: int, *, tied: bool
-) -> None:
+def test_gathered_bytes_at_the_peak_equal_the_plan(vocab_size: int, layout: Layout, rank: int, *, tied: bool) -> None:
     """Gradients of a tied head stay whole until the embedding's are there, if the stage has it; those of another arrive when its
     weights have left. A stage without a head has neither; with many words its peak is where the embedding's arrive."""
     model = {**DENSE, "vocab_size": vocab_size, "tied_embeddings": tied}
@@ -206,7 +204,7 @@ def test_llama_3_8b_on_1024_ranks() -> None:
     assert logits.compared_bytes == logits.predicted == 2 * 8192 * 128256 // 8 * 2
 
 
-def test_of_many_micro_batches_some_are_run() -> None:
+def test_only_some_of_many_micro_batches_are_rehearsed() -> None:
     plan = planned(DENSE, Layout(dp=128, tp=2), num_micro_batches=64)
     rehearsal = rehearsed(plan)
     assert (rehearsal.rehearsed.num_micro_batches, rehearsal.planned_micro_batches) == (MAX_MICRO_BATCHES, 64)
@@ -242,19 +240,19 @@ def test_the_groups_of_a_rank_are_those_of_the_whole_world(rank: int) -> None:
         assert list(ranks) == sorted(alike, key=lambda peer: mesh.position(coordinates[peer], axes))
 
 
-def test_nothing_is_left_of_a_rehearsal() -> None:
+def test_a_rehearsal_leaves_no_state_behind() -> None:
     rehearse_rank(planned(DENSE, Layout(dp=2)), TrainingRecipe(steps=1), 1)
     assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("rank", [-1, 256])
-def test_a_rank_that_there_is_not(rank: int) -> None:
+def test_an_unknown_rank_is_refused(rank: int) -> None:
     with pytest.raises(InputError, match=f"rank: found {rank}; the plan's ranks are 0 to 255"):
         rehearse_rank(planned(DENSE, Layout(dp=256)), TrainingRecipe(steps=1), rank)
     assert not dist.is_initialized()
 
 
-def test_a_collective_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_collective_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, sum_now = planned(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.sum_and_wait
     monkeypatch.setattr(
         MeshCollectives,
@@ -268,7 +266,7 @@ def test_a_collective_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert (missing.planned, missing.found) == (2, 0)  # the loss and the norm
 
 
-def test_a_collective_in_another_format_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collective_in_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, gather = planned(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.all_gather
     monkeypatch.setattr(
         MeshCollectives,
@@ -282,7 +280,7 @@ def test_a_collective_in_another_format_is_seen(monkeypatch: pytest.MonkeyPatch)
     assert {miscount.issued.dtype for miscount in rehearsal.collectives.miscounted} == {"bf16", "fp32"}
 
 
-def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_activation_that_is_kept_too_long_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What attention takes is recomputed, and here it stays."""
     plan, forward = planned(DENSE, Layout(dp=256, micro_batch_seqs=4, recompute="full")), Attention.forward
     assert rehearsed(plan).failed_terms == ()
@@ -299,7 +297,7 @@ def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyP
     assert not rehearsal.ok
 
 
-def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathered_weights_that_are_not_released_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(DENSE, Layout(fsdp=256, zero_stage=3, micro_batch_seqs=4, recompute="full"))
     monkeypatch.setattr(
         "shardwise.run.parallel.flat_parameters.FlatParameterGroup.release", lambda self: setattr(self, "whole", False)
@@ -309,7 +307,7 @@ def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert [term.name for term in rehearsal.failed_terms] == ["gathered", "peak"]
 
 
-def test_a_second_copy_of_the_gradients_made_with_the_engine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_copy_of_the_gradients_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, build = planned(DENSE, Layout(fsdp=256, zero_stage=3)), FlatParameterGroup._make_gradients
     assert rehearsed(plan).memory.undeclared_bytes == 0
     copies: list[Tensor] = []

@@ -70,7 +70,7 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_is_that_of_transformers(name: str) -> None:
+def test_expert_layers_equal_transformers(name: str) -> None:
     version, settings = CASES[name]
     layer, config = transformers_layer(version, settings)
     numerics = numerics_of(version, config)

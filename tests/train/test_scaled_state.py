@@ -65,7 +65,7 @@ def test_elements_and_scale_are_those_of_the_reference(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.values())
-def test_the_size_of_all_values_does_not_matter_nor_do_zeros(dtype: torch.dtype) -> None:
+def test_a_power_of_two_over_all_values_changes_no_element(dtype: torch.dtype) -> None:
     """Squares of gradients may be 1e-18 all of them."""
     source = values(100)
     plain, small = (ScaledTensor.zeros(100, dtype, CPU).copy_(source * factor) for factor in (1.0, 2.0**-60))
@@ -75,7 +75,7 @@ def test_the_size_of_all_values_does_not_matter_nor_do_zeros(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("strange", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_not_finite_stays_so(strange: float) -> None:
+def test_non_finite_values_stay_non_finite(strange: float) -> None:
     source = values(10).index_fill(0, torch.tensor([3]), strange)
     assert not ScaledTensor.zeros(10, E4M3, CPU).copy_(source).to(torch.float32)[3].isfinite()
 
@@ -210,14 +210,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_run_is_refused(name: str) -> None:
+def test_unsupported_state_formats_are_refused(name: str) -> None:
     precision, layout, optimizer, problem = REFUSED[name]
     require_runnable(DENSE, Layout(tp=2, pp=2, dp=2), NANOTRON)
     with pytest.raises(InputError, match=problem):
         require_runnable(DENSE, layout, precision, optimizer)
 
 
-def test_optimizers_without_wholes_run() -> None:
+def test_elementwise_optimizers_run_with_scaled_state() -> None:
     for optimizer in ("sgd", "lion", "adamw_8bit"):
         assert not get_optimizer(optimizer).updates_whole_matrices
         require_runnable(DENSE, Layout(), LM, optimizer)

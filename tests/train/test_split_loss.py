@@ -14,7 +14,7 @@ PADDING = 1e3  # larger than any logit
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize(("words", "parts"), [(24, 4), (23, 2), (23, 4), (9, 4), (3, 4)])
-def test_parts_are_together_the_whole(words: int, parts: int, cap: float | None) -> None:
+def test_loss_and_gradient_of_vocabulary_parts_equal_the_whole(words: int, parts: int, cap: float | None) -> None:
     """Of nine words over four ranks the last has none. Without a cap logits are so small that zeros would outweigh them."""
     generator, width = torch.Generator().manual_seed(1), -(-words // parts)
     logits = torch.randn(SEQS, POSITIONS, words, generator=generator, dtype=torch.float64) - (0.0 if cap else 1e3)

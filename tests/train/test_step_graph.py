@@ -256,7 +256,7 @@ def test_another_shape_begins_anew_and_many_end_it() -> None:
         (program(), {"noise_scale_every": 5}, CUDA, "noise scale"),
     ],
 )
-def test_what_cannot_be_captured_has_a_reason(
+def test_steps_that_cannot_be_captured_have_a_reason(
     instance: RankProgram, recipe: dict[str, Any], device: torch.device, obstacle: str | None
 ) -> None:
     reason = find_obstacle(instance, TrainingRecipe(steps=10, **recipe), device)

@@ -121,7 +121,7 @@ def case(layout: str = "dp=2", name: str = "llama-3-8b") -> TrainingCase:
     return TrainingCase(architecture=small.architecture, layout=small.layout, recipe=RECIPE, num_seqs=4, seq_len=8)
 
 
-def test_what_differs_has_a_name() -> None:
+def test_the_differing_gradient_or_weight_is_named() -> None:
     reference = run_case(case("dp=1"))
     same = run_case(case("dp=1"))
     assert relative_errors(same, reference).ok
@@ -136,7 +136,7 @@ def test_what_differs_has_a_name() -> None:
     assert relative_errors(same, reference).largest["loss"] == np.inf
 
 
-def test_what_has_no_gradient_is_named() -> None:
+def test_weights_without_a_gradient_are_named() -> None:
     """A bias of keys without a rotation: its updates are rounding."""
     result = run_case(case("dp=1", "opt-175b"))
     judged = relative_errors(result, run_case(case("dp=1", "opt-175b")))
@@ -151,7 +151,7 @@ def replace_weights(result: CaseResult, name: str) -> CaseResult:
     return replace(result, weights=weights)
 
 
-def test_collectives_that_differ_are_told() -> None:
+def test_differing_collectives_are_reported() -> None:
     training_case = case("fsdp=2 zero_stage=1")
     collectives = as_issued(training_case)
     assert collective_differences(training_case, [collectives, collectives]) == ()
@@ -170,7 +170,7 @@ def as_issued(training_case: TrainingCase) -> list[IssuedCollective]:
     return [issued._replace(what="") for issued in (*moved, *remaining.elements())]
 
 
-def test_another_order_is_told() -> None:
+def test_another_order_of_collectives_is_reported() -> None:
     training_case = case("tp=2 sequence_parallel=true")
     collectives = as_issued(training_case)
     place = next(number for number in range(len(collectives)) if collectives[number] != collectives[number + 1])
@@ -195,7 +195,7 @@ def test_rows_are_counted_over_all_ranks() -> None:
     assert text.startswith("all ranks: all_to_all over ep")
 
 
-def test_what_no_router_decides_is_not_counted_over_all_ranks() -> None:
+def test_collectives_without_a_router_are_compared_rank_by_rank() -> None:
     """Heads that go to another rank and back (Ulysses) are as many as planned on each, and only the rank that differs is told."""
     training_case = case("cp=2 cp_variant=ulysses")
     collectives = as_issued(training_case)
@@ -275,18 +275,18 @@ def test_ranks_that_wait_for_each_other_are_named(
     assert re.search("rank 0( issued)? all_reduce", problem)
 
 
-def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(plan: Path) -> None:
+def test_python_result_reports_the_numbers_of_the_payload(plan: Path) -> None:
     verification = verbs.verify(plan, steps=1)
     assert verification.ok
     assert require_payload_numbers(verification) == 7 * len(verification.meshes)
 
 
-def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_numbers_of_steps_are_refused(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(plan), "--steps", "0"]) == 2
     assert "--steps: found 0; 1 to 10 are required" in capsys.readouterr().err
 
 
-def test_what_does_not_run_is_not_verified() -> None:
+def test_unrunnable_plans_are_not_verified() -> None:
     job = sw.Job(global_batch_tokens=2**19, seq_len=8192)
     layout = Layout.parse("fsdp=8 offload=optimizer")
     planned = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)

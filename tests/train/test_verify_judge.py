@@ -32,7 +32,7 @@ def case_result(*gradients: Mapping[str, float]) -> CaseResult:
     )  # fmt: skip
 
 
-def test_errors_are_shares_of_what_is_wanted_and_the_largest_of_all_steps_counts() -> None:
+def test_errors_are_relative_and_the_largest_of_all_steps_counts() -> None:
     reference, actual = case_result({}, {}, {}), case_result({}, {"large": 2.0 + 4e-8}, {"large": 2.0 - 2e-8})
     actual.losses, actual.norms = [4.0, 4.0 - 4e-6, 4.0 + 2e-6], [2.0 + 2e-6, 2.0, 2.0]
     actual.weights["large"] = actual.weights["large"] + 1e-3
@@ -51,7 +51,7 @@ def test_errors_of_small_gradients_are_shares_of_all_gradients_norm() -> None:
     assert SMALLEST == 1e-6
 
 
-def test_what_is_zero_in_both_has_no_error_and_what_is_in_one_has() -> None:
+def test_values_that_are_zero_in_both_runs_have_no_error() -> None:
     reference = case_result({})
     reference.weights["small"] = np.zeros(4)
     actual = replace(reference, weights={**reference.weights})
@@ -69,7 +69,7 @@ def test_a_gradient_that_is_rounding_in_every_step_leaves_its_weight_out(norm: f
     assert ZERO == 1e-14
 
 
-def test_what_is_missing_misshapen_or_no_number_is_infinitely_far_off() -> None:
+def test_missing_misshapen_and_nan_values_have_infinite_error() -> None:
     reference = case_result({})
     for values in (np.full(5, 0.5), np.full(4, np.nan)):
         actual = replace(reference, weights={**reference.weights, "small": values})
@@ -85,7 +85,7 @@ def test_what_is_missing_misshapen_or_no_number_is_infinitely_far_off() -> None:
 
 
 @pytest.mark.parametrize("name", ERROR_LIMITS)
-def test_each_limit_may_be_reached_and_not_passed(name: str) -> None:
+def test_limits_are_inclusive(name: str) -> None:
     limits = {"loss": 1e-12, "norm": 1e-12, "gradients": 1e-10, "weights": 1e-10}
     assert RelativeErrors(largest=limits, gradient="", weight="", without_gradient=()).ok
     assert not RelativeErrors(

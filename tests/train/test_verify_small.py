@@ -76,7 +76,7 @@ SIZES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_sizes_of_a_model_in_small(name: str) -> None:
+def test_shrunken_models_have_the_listed_sizes(name: str) -> None:
     model, _, layout = name.partition(" ")
     architectures = [mesh.architecture for mesh in shrink_plan(load_model(model), Layout.parse(layout))]
     assert [
@@ -116,7 +116,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_layouts_of_its_meshes(layout: str) -> None:
+def test_shrunken_plans_have_the_listed_layouts(layout: str) -> None:
     layouts = [mesh.layout for mesh in shrink_plan(load_model("llama-3-8b"), Layout.parse(layout))]
     assert list(map(str, layouts)) == [str(Layout.parse(text)) for text in LAYOUTS[layout]]
 
@@ -200,7 +200,7 @@ def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
     ("0", "0", "steps: found 0; 1 to 10 are required"), ("x", "0", "steps: found 'x'"),
     ("11", "0", "steps: found 11"), ("1", "x", "seed: found 'x'"),
 ])  # fmt: skip
-def test_a_recipe_that_is_none(steps: str, seed: str, message: str) -> None:
+def test_invalid_recipes_are_refused(steps: str, seed: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         small_recipe(planned("dp=2", 16), steps, seed, [])
     assert small_recipe(planned("dp=2", 16), "10", "0", []).steps == 10

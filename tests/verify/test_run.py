@@ -91,7 +91,7 @@ def kinds(known: list[ProductProgram]) -> set[CollectiveKind]:
     return {step.collective.kind for _, program in known for step in program.communication}
 
 
-def test_the_cases_have_every_kind() -> None:
+def test_cases_cover_every_kind_of_collective() -> None:
     assert kinds(cases()) == set(CollectiveKind) - {CollectiveKind.SEND_RECV, *MESSAGE_ENDS}
 
 

@@ -77,7 +77,7 @@ def test_every_view_opens_without_an_error_or_a_request_to_elsewhere(
     page.context.close()
 
 
-def test_little_travels(chromium: Browser, url: str) -> None:
+def test_the_page_transfers_few_bytes(chromium: Browser, url: str) -> None:
     page = chromium.new_context().new_page()
     activity = watched(page)
     page.goto(f"{url}?{LAYOUT}")
@@ -315,7 +315,7 @@ def test_markup_in_an_address_is_text(chromium: Browser, url: str) -> None:
     page.context.close()
 
 
-def test_labels_and_roles(chromium: Browser, url: str) -> None:
+def test_controls_have_labels_and_roles(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, LAYOUT)
     page.wait_for_selector("svg[aria-label^='simulated step']")
     unnamed = page.evaluate(

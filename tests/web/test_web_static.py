@@ -116,7 +116,7 @@ def test_numbers_say_where_they_are_from_and_states_are_copied(chromium: Browser
     page.context.close()
 
 
-def test_what_is_not_in_the_build_says_so(chromium: Browser, address: str) -> None:
+def test_views_that_are_not_in_the_build_say_so(chromium: Browser, address: str) -> None:
     page = opened(chromium, f"{address}?model=gpt-2&cluster=h100:2")
     expect(page.locator(".verdict h1")).to_contain_text("the best layout")
     page.goto(f"{address}?model=llama-3-8b&cluster=h100:64")
