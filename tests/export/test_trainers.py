@@ -288,11 +288,20 @@ def test_a_script_of_verl() -> None:
         ("Qwen/QwQ-32B", "qwen2.5-32b"), ("Qwen/Qwen2-1.5B-Instruct", "qwen2.5-1.5b"),
         ("casperhansen/llama-3-70b-fp16", "llama-3-70b"), ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
         ("mistralai/Devstral-Small-2507", "mistral-small-24b"), ("mistralai/Magistral-Small-2509", None),
+        ("unsloth/Qwen3.5-27B-unsloth-bnb-4bit", "qwen3.5-27b"), ("allenai/Olmo-3-7B-Instruct-SFT", "olmo-3-7b"),
+        ("axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16", "llama-4-scout"),
+        ("google/gemma-4-31B-it", "gemma-4-31b"), ("TheBloke/Llama-2-7B-GPTQ", None),
     ],
 )  # fmt: skip
 def test_hub_names_map_to_models_of_the_same_sizes(name: str, model: str | None) -> None:
     hub_entry = hub_model(name)
     assert (hub_entry.name if hub_entry else None) == model
+
+
+def test_the_language_model_of_one_with_towers_is_said() -> None:
+    parsed = parse_launch({"sft.yaml": AXOLOTL.replace("NousResearch/Meta-Llama-3-8B", "google/gemma-4-31B-it")}, EIGHT)
+    assert parsed.launch.model.name == "gemma-4-31b"
+    assert any("the language model alone" in note and "vision tower" in note for note in parsed.notes)
 
 
 TRL = (

@@ -126,7 +126,10 @@ def parse_launch(
         unknown=tuple(name for name in options if name not in release_options),
         unread=tuple(name for name in reader.unread_names() if name in release_options and name not in effects),
         not_priced={name: effect for name, effect in effects.items() if effect != "model"},
-        notes=(*reader.notes, *_vocabulary_note(launch_fields, launch, model), *length_notes, *process_notes),
+        notes=(
+            *reader.notes, *_omission_note(launch), *_vocabulary_note(launch_fields, launch, model),
+            *length_notes, *process_notes,
+        ),
     )  # fmt: skip
 
 
@@ -156,6 +159,13 @@ def _length_notes(target: Target, launch: Launch) -> Iterator[str]:
         f"the files of {target.title} say no length of sequences, which the data have: priced with {launch.job.seq_len:,} tokens "
         "(default); --seq-len says another"
     )
+
+
+def _omission_note(launch: Launch) -> Iterator[str]:
+    """Yield a note if the catalogue's model is the language model of one with towers, which a launch loads too."""
+    _, without, parts = launch.model.source.partition(", without its ")
+    if without:
+        yield f"{launch.model.name} is the language model alone: what it has beside it ({parts}) is left out of the price"
 
 
 def _vocabulary_note(launch_fields: LaunchFields, launch: Launch, model: Architecture | None) -> Iterator[str]:

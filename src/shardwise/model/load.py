@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import tomllib
@@ -18,6 +19,7 @@ from shardwise.values import InputError, apply_overrides, did_you_mean
 
 HUB = "https://huggingface.co"
 _SOURCE_ID = re.compile(r"^config\.json of (\S+/[\w.-]+?)[,;]?(?:\s|$)")
+_FLAGS = {field.name for field in dataclasses.fields(Architecture) if isinstance(field.default, bool)}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -129,14 +131,14 @@ def _describe_unknown(name: str) -> str:
 def _architecture_from_table(name: str, table: Mapping[str, Any]) -> Architecture:
     """Return a model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json.
 
-    A kind of layer without a recurrence has `false` there, as TOML has no value for nothing.
+    What a kind of layer lacks and the base layer has (a recurrence, a window) is `false` there, as TOML has no value for nothing.
     """
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     config = fields.pop("config", None)
     fields.pop("ids", None)
     if "layer_kinds" in fields:
         fields["layer_kinds"] = {
-            kind: {key: None if key == "recurrence" and value is False else value for key, value in settings.items()}
+            kind: {key: None if value is False and key not in _FLAGS else value for key, value in settings.items()}
             for kind, settings in fields["layer_kinds"].items()
         }
     architecture = Architecture(name=name, **fields)

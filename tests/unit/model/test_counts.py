@@ -61,7 +61,7 @@ def test_an_unknown_model_gets_the_nearest_name() -> None:
     with pytest.raises(InputError) as caught:
         load_model("llama-4")
     assert str(caught.value) == (
-        f"model: found 'llama-4' (did you mean 'llama-3-405b'?); one of the catalogue's {len(model_names())} models is required "
+        f"model: found 'llama-4' (did you mean 'llama-4-scout'?); one of the catalogue's {len(model_names())} models is required "
         "(`shardwise show models` lists them), or the path of a Hugging Face config.json or of its folder (nothing is fetched "
         "from a hub)"
     )

@@ -414,7 +414,13 @@ ROUNDED = {
     "gpt-3-125m": 125e6, "gpt-3-350m": 350e6, "gpt-3-760m": 760e6, "gpt-3-1.3b": 1.3e9, "gpt-3-2.7b": 2.7e9,
     "gpt-3-6.7b": 6.7e9, "gpt-3-13b": 13e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "mpt-1b": 1.3e9, "mpt-3b": 2.65e9,
     "mpt-13b": 13e9, "glm-4.5": 355e9, "glm-4.5-air": 106e9, "kimi-k2": 1.03e12,
-    "minimax-m2.5": 230e9, "glm-5": 744e9, "qwen3.5-397b-a17b": 397e9,
+    "minimax-m2.5": 230e9, "glm-5": 744e9, "qwen3.5-397b-a17b": 397e9, "qwen3.5-2b": 1.9e9, "qwen3.5-4b": 4.2e9,
+    "qwen3.5-9b": 9e9, "qwen3.5-27b": 27e9, "qwen3.5-35b-a3b": 35e9, "qwen3.5-122b-a10b": 122e9, "qwen3-next-80b-a3b": 80e9,
+    "gemma-4-26b-a4b": 25.2e9, "gemma-4-31b": 30.7e9, "glm-4.7-flash": 30e9, "minimax-m2": 229e9, "deepseek-v3.2": 671e9,
+    "kimi-linear-48b-a3b": 49e9, "llama-4-scout": 109e9, "nemotron-3-nano-30b-a3b": 31.6e9, "olmo-3-7b": 7.3e9,
+    "olmo-3-32b": 32.2e9, "smollm2-135m": 135e6, "smollm2-360m": 362e6, "smollm2-1.7b": 1.71e9, "starcoder2-7b": 7.4e9,
+    "starcoder2-15b": 16e9, "phi-1.5": 1.42e9, "phi-2": 2.78e9, "ernie-4.5-21b-a3b": 21.9e9, "ernie-4.5-0.3b": 0.36e9,
+    "seed-oss-36b": 36e9,
 }  # fmt: skip
 
 

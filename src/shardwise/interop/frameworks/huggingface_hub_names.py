@@ -8,8 +8,11 @@ from functools import cache
 
 from shardwise.model import Architecture, hub_ids, load_model, model_names, source_hub_id
 
+# What a name has behind that of its model: how it was tuned, in which format its weights are stored (bitsandbytes' too, which a
+# launch loads in four bits), and its release.
 _TUNING_SUFFIX = re.compile(
-    r"-(instruct|base|chat|hf|it|pt|thinking|fp16|bf16|dequantized)(-v?[\d.]+)?$|-v\d+\.\d+$|-\d{4}$"
+    r"-(instruct|base|chat|hf|it|pt|thinking|think|reasoning|sft|dpo|checkpoints|linearized|fp16|bf16|dequantized)(-v?[\d.]+)?$"
+    r"|-(unsloth-)?bnb-(4bit|nf4)$|-v\d+\.\d+$|-\d{4}$"
 )
 # Models by plain name that another one of the catalogue has the sizes of: tuned further, or released again. Constants of their
 # arithmetic may differ, which no price depends on. Source: the config.json of each, and its model card.
@@ -24,6 +27,9 @@ SAME_SIZES: Mapping[str, str] = {
     "qwq-32b": "qwen2.5-32b", "deepcoder-14b-preview": "qwen2.5-14b", "plano-orchestrator-4b": "qwen3-4b",
     "deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3", "glm-4.6": "glm-4.5", "glm-4.7": "glm-4.5",
     "gpt-oss-safeguard-20b": "gpt-oss-20b", "functiongemma-270m": "gemma-3-270m", "phi-3.5-mini": "phi-3-mini",
+    **{f"qwen2.5-math-{size}": f"qwen2.5-{size}" for size in ("1.5b", "7b", "72b")},
+    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b", "qwen2.5-math-7b-rope-300k": "qwen2.5-7b", "qwen3.8-27b": "qwen3.5-27b",
+    "minimax-m2.1": "minimax-m2", "smollm-135m": "smollm2-135m", "smollm-360m": "smollm2-360m", "smollm-1.7b": "smollm2-1.7b",
     "devstral-small": "mistral-small-24b", "magistral-small": "mistral-small-24b",
 }  # fmt: skip
 # Releases of these that have further parts: another model by the same plain name.
