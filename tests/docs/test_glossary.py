@@ -218,3 +218,20 @@ def test_strings_docstrings_and_comments_of_a_source_are_read() -> None:
 def test_other_words_and_code_are_left_alone() -> None:
     assert replaced("Its `hear` is:\n\n>>> heard = hear(1)\n") == []
     assert replaced("A rehearsal, a change on disk, a letter of a gradient, renewed.") == []
+
+
+def test_names_in_unit_tests() -> None:
+    """Names of tests themselves are sentences, which are not held against the lists."""
+    printed = printed_fields()
+    hits = {
+        path.relative_to(ROOT).as_posix(): lines
+        for path in sorted((ROOT / "tests" / "unit").rglob("*.py"))
+        if (
+            lines := [
+                line
+                for line in unclear_names(path.read_text(encoding="utf-8"), printed)
+                if not line.split(": ")[1].startswith("test_")
+            ]
+        )
+    }
+    assert hits == {}

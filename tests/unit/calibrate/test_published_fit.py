@@ -1,7 +1,7 @@
-"""The fit to the published runs and its folds: how far off predictions are, and that package and documents say so.
+"""The fit to the published runs and its folds: errors of predictions, and that package and documents state them.
 
-Thresholds lie a tenth of a point above what is shipped. It is one test, so that the fit is made once however tests are shared
-out over processes.
+Thresholds lie a tenth of a point above what is shipped. It is a single test, so that the fit is made once however tests are
+distributed over processes.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ REACHED = {
 
 
 def errors_by_fold(published: PublishedFit, fold: str, stratum: str) -> None:
-    found = fold_statistics(published, fold, STRATA[stratum])
-    assert found is not None
-    for value, most in zip((found.mean, found.median, found.p90), REACHED[fold, stratum], strict=True):
-        assert value <= most
+    statistics = fold_statistics(published, fold, STRATA[stratum])
+    assert statistics is not None
+    for value, limit in zip((statistics.mean, statistics.median, statistics.p90), REACHED[fold, stratum], strict=True):
+        assert value <= limit
 
 
-def a_fit_that_is_too_good_is_an_alarm(published: PublishedFit) -> None:
-    """Two runs of one configuration differ by 2 to 4%: a smaller error would be one of memory, not of physics."""
-    found = fold_statistics(published, "fitted", STRATA["all"])
-    assert found is not None
-    assert found.mean > 0.035
+def errors_are_not_implausibly_small(published: PublishedFit) -> None:
+    """Two runs of the same configuration differ by 2 to 4%: a smaller error would mean that constants memorise the runs."""
+    statistics = fold_statistics(published, "fitted", STRATA["all"])
+    assert statistics is not None
+    assert statistics.mean > 0.035
 
 
-def korthikantis_eight_runs_are_about_as_near_as_calculon_was(published: PublishedFit) -> None:
-    """Calculon (Isaev et al. 2023) was fitted to them alone: 3.65% on average, 8.87% at most."""
+def errors_of_korthikantis_runs_are_near_calculons(published: PublishedFit) -> None:
+    """Calculon (Isaev et al. 2023) was fitted only to these runs: 3.65% on average, 8.87% at most."""
     errors = [
         abs(published.in_sample[0][i] / published.measured[i] - 1)
-        for i, one in enumerate(published.judged)
-        if one.row.family == "korthikanti-2022"
+        for i, evaluated in enumerate(published.judged)
+        if evaluated.row.family == "korthikanti-2022"
     ]
     assert len(errors) == 8
     assert np.mean(errors) < 0.0385
@@ -83,8 +83,8 @@ def intervals_cover_nine_of_ten(published: PublishedFit, fold: str) -> None:
     assert 0.86 <= (published.intervals.coverage(fold) or 0.0) <= 0.94
 
 
-def runs_that_compiled_nothing_lie_inside_their_intervals(published: PublishedFit) -> None:
-    """Their model left out, as of a stack that is known."""
+def uncompiled_runs_lie_inside_their_intervals(published: PublishedFit) -> None:
+    """Folds leave out their model; their stack counts as known."""
     low, high = published.intervals.spread("model")["dense"].interval()
     eager = [i for i, run in enumerate(published.judged) if run.row.cell("compile") == "no"]
     assert len(eager) == 2
@@ -93,7 +93,8 @@ def runs_that_compiled_nothing_lie_inside_their_intervals(published: PublishedFi
 
 
 def intervals_of_known_stacks_are_narrow(published: PublishedFit) -> None:
-    """No wider than when all chips had one: 0.89 to 1.13 of dense models, 0.76 to 1.87 of mixtures of experts."""
+    """At most as wide as the former interval of all chips: 0.89 to 1.13 for dense models, 0.76 to 1.87 for mixtures of
+    experts."""
     spreads = published.intervals.spread("model")
     (low, high), (moe_low, moe_high) = spreads["dense"].interval(), spreads["moe"].interval()
     assert (high - low) / 2 <= 0.12
@@ -101,10 +102,9 @@ def intervals_of_known_stacks_are_narrow(published: PublishedFit) -> None:
 
 
 def intervals_of_each_class_cover_nine_of_ten(published: PublishedFit) -> None:
-    """By chip, source, number format and stack: of each class of at least 80 runs, whose model was left out.
+    """Classes are chip, source, number format and stack, each with at least 80 runs; folds leave out the model.
 
-    GB200 lacks 2%: three of its runs, DeepSeek-V3 under NeMo 25, took 1.8 times the prediction.
-    """
+    GB200 lacks 2%: three of its runs, DeepSeek-V3 under NeMo 25, took 1.8 times the prediction."""
     classes: dict[str, list[int]] = {}
     for i, run in enumerate(published.judged):
         names = [name for name, stratum in STRATA.items() if stratum(run)]
@@ -124,19 +124,19 @@ def intervals_of_each_class_cover_nine_of_ten(published: PublishedFit) -> None:
 
 def layouts_are_ordered_as_measured(published: PublishedFit) -> None:
     folds = (published.in_sample, published.folds["model"], published.folds["source"])
-    known, crossed, new = (fold_ranking(published, seconds) for seconds in folds)
-    assert known is not None
-    assert crossed is not None
-    assert new is not None
-    assert known.num_pairs == 535
-    assert known.ordered > 0.905
-    assert crossed.ordered > 0.895
-    assert new.ordered > 0.805
-    assert max(known.lost, crossed.lost) < 0.011
+    fitted, new_model, new_source = (fold_ranking(published, seconds) for seconds in folds)
+    assert fitted is not None
+    assert new_model is not None
+    assert new_source is not None
+    assert fitted.num_pairs == 535
+    assert fitted.ordered > 0.905
+    assert new_model.ordered > 0.895
+    assert new_source.ordered > 0.805
+    assert max(fitted.lost, new_model.lost) < 0.011
 
 
-def the_package_comes_with_what_is_fitted(published: PublishedFit) -> None:
-    """benchmarks/published.py --write has been run since the physics changed."""
+def the_package_has_the_fitted_constants(published: PublishedFit) -> None:
+    """`benchmarks/published.py --write` has to run after a change of the prices."""
     now = tomllib.loads(format_constants(published))
     shipped = load_published_fit()
     assert now["source"] == shipped["source"]
@@ -148,7 +148,7 @@ def the_package_comes_with_what_is_fitted(published: PublishedFit) -> None:
             )
 
 
-def report_and_payload_say_the_same(published: PublishedFit) -> None:
+def report_and_payload_agree(published: PublishedFit) -> None:
     text, payload = render_text(fold_report(published)), to_json(FoldsRecord.of(published))
     require_valid(json.loads(json.dumps(payload)))
     assert require_payload_numbers(published) > 200
@@ -156,13 +156,13 @@ def report_and_payload_say_the_same(published: PublishedFit) -> None:
     assert f"{mean:>8.1%}" in text
     assert set(payload["summary"]) == {"fitted", *FOLDS}
     assert len(payload["rows"]) == len(published.members)
-    given = [row for row in payload["rows"] if row["three_step_time_s"] is None]
-    assert 0 < len(given) < len(payload["rows"])
+    unpredicted = [row for row in payload["rows"] if row["three_step_time_s"] is None]
+    assert 0 < len(unpredicted) < len(payload["rows"])
     assert "ordered correctly" in text
     assert "inside" in text
 
 
-def a_model_is_left_out_with_all_its_runs_by_a_stack(published: PublishedFit) -> None:
+def a_model_is_left_out_with_all_its_runs(published: PublishedFit) -> None:
     for draw in range(2):
         folds = fold_groups(published.members, "model", draw)
         tenths = [{published.members[i].pair for i in fold} for fold in folds]
@@ -170,38 +170,40 @@ def a_model_is_left_out_with_all_its_runs_by_a_stack(published: PublishedFit) ->
         assert sorted(i for fold in folds for i in fold) == list(range(len(published.members)))
 
 
-def the_readme_says_what_is_reached(published: PublishedFit) -> None:
-    """Each number of its table is one of today's."""
+def the_readme_states_the_errors(published: PublishedFit) -> None:
+    """Each number of its table equals the current one."""
     text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if re.match(r"\| .*%", line)]
-    said = [set(re.findall(r"\d+\.\d%", row)) for row in rows]
+    printed = [set(re.findall(r"\d+\.\d%", row)) for row in rows]
     expected = [
         ("model", ("all",)), ("model", ("dense A100",)), ("model", ("dense H100, 16 bits", "dense H100, fp8")),
         ("model", ("dense Blackwell",)), ("model", ("TPU",)), ("model", ("MoE",)), ("source", ("all",)), ("lab", ("all",)),
         ("three", ("all",)),
     ]  # fmt: skip
     assert len(rows) == len(expected) + 1
-    for numbers, (fold, strata) in zip(said, expected, strict=False):
-        found = [fold_statistics(published, fold, STRATA[name]) for name in strata]
-        assert numbers == {f"{share:.1%}" for one in found if one for share in (one.mean, one.median, one.p90)}
+    for numbers, (fold, strata) in zip(printed, expected, strict=False):
+        statistics = [fold_statistics(published, fold, STRATA[name]) for name in strata]
+        assert numbers == {
+            f"{share:.1%}" for stratum in statistics if stratum for share in (stratum.mean, stratum.median, stratum.p90)
+        }
     memory = memory_error_tables(predict_rows(published_rows()))["overall"]["all"]
-    assert said[-1] == {f"{share:.1%}" for share in (memory.mean, memory.median, memory.p90)}
+    assert printed[-1] == {f"{share:.1%}" for share in (memory.mean, memory.median, memory.p90)}
 
 
-def the_documents_print_what_is_reached(published: PublishedFit) -> None:
-    """As `shardwise validate --folds` prints it; processors round sums differently, so a last digit may be another."""
+def the_documents_print_the_errors(published: PublishedFit) -> None:
+    """The output of `shardwise validate --folds`; processors round sums differently, so that the last digit may differ."""
     text = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     session = re.search(r"```\n\$ shardwise validate --folds\n\n(.*?)\n```", text, re.DOTALL)
     assert session
-    (said, numbers), (words, found) = (
-        _taken_apart(text) for text in (session.group(1), render_text(fold_report(published)))
+    (printed_text, numbers), (expected_text, expected_numbers) = (
+        _split_numbers(text) for text in (session.group(1), render_text(fold_report(published)))
     )
-    assert said == words
-    assert numbers == pytest.approx(found, abs=0.11)
+    assert printed_text == expected_text
+    assert numbers == pytest.approx(expected_numbers, abs=0.11)
 
 
-def _taken_apart(text: str) -> tuple[list[str], list[float]]:
-    """What stands around the numbers of a text, and the numbers."""
+def _split_numbers(text: str) -> tuple[list[str], list[float]]:
+    """The text without its numbers, and the numbers."""
     return re.sub(NUMBER, "#", text).split(), [float(number) for number in re.findall(NUMBER, text)]
 
 
@@ -214,17 +216,17 @@ CHECKS = {
     **{
         check.__name__: check
         for check in (
-            a_fit_that_is_too_good_is_an_alarm,
-            korthikantis_eight_runs_are_about_as_near_as_calculon_was,
-            runs_that_compiled_nothing_lie_inside_their_intervals,
+            errors_are_not_implausibly_small,
+            errors_of_korthikantis_runs_are_near_calculons,
+            uncompiled_runs_lie_inside_their_intervals,
             intervals_of_known_stacks_are_narrow,
             intervals_of_each_class_cover_nine_of_ten,
             layouts_are_ordered_as_measured,
-            the_package_comes_with_what_is_fitted,
-            report_and_payload_say_the_same,
-            a_model_is_left_out_with_all_its_runs_by_a_stack,
-            the_readme_says_what_is_reached,
-            the_documents_print_what_is_reached,
+            the_package_has_the_fitted_constants,
+            report_and_payload_agree,
+            a_model_is_left_out_with_all_its_runs,
+            the_readme_states_the_errors,
+            the_documents_print_the_errors,
         )
     },
 }
