@@ -37,7 +37,7 @@ from shardwise.step.rank_program import RankProgram
 from shardwise.values import IssuePolicy, get_precision
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.engine_policies import WeightCasts
-from shardwise.values.quantization import SCALINGS
+from shardwise.values.scalings import SCALINGS
 
 DENSE = Architecture(
     name="dense", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=96

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from shardwise.run.kernels import quantization
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.errors import InputError
-from shardwise.values.quantization import SCALINGS, get_scaling, quantize_blocks
+from shardwise.values.quantization import quantize_blocks
+from shardwise.values.scalings import SCALINGS, get_scaling
 
 SHAPES = ((128, 256), (5, 40), (130, 300), (1, 1), (33, 17))
 FORMATS_OF = {"nvfp4": ("e2m1",)}

@@ -38,7 +38,8 @@ from shardwise.values.boxes import Box
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS, Precision
-from shardwise.values.quantization import WHOLE_MATRIX, quantize_blocks
+from shardwise.values.quantization import quantize_blocks
+from shardwise.values.scalings import WHOLE_MATRIX
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NAMES = {E4M3: "e4m3", E5M2: "e5m2", torch.float16: "fp16"}

@@ -28,7 +28,7 @@ from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.step.rank_program import RankProgram
 from shardwise.values import get_precision
 from shardwise.values.dtypes import NUMBER_FORMATS
-from shardwise.values.quantization import SCALINGS
+from shardwise.values.scalings import SCALINGS
 
 # The devices that multiply each recipe's products: Ada, Hopper, Blackwell of data centres and of desktops; none before Ada.
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))

@@ -22,7 +22,8 @@ from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS
-from shardwise.values.quantization import SCALINGS, quantize_blocks
+from shardwise.values.quantization import quantize_blocks
+from shardwise.values.scalings import SCALINGS
 
 E4M3, TILE = NUMBER_FORMATS["e4m3"], SCALINGS["tile"]
 # Every matrix has whole tiles of 128 x 128, so that scales are four bytes for 16,384 elements.

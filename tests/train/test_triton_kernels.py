@@ -39,7 +39,7 @@ from shardwise.run.triton_kernels import (
 )
 from shardwise.run.triton_kernels.interpreter_counts import counted_traffic
 from shardwise.values.dtypes import NUMBER_FORMATS
-from shardwise.values.quantization import SCALINGS, WHOLE_MATRIX, ScaleBlock, ScaleKind
+from shardwise.values.scalings import SCALINGS, WHOLE_MATRIX, ScaleBlock, ScaleKind
 
 FP32 = 1e-6
 # Of results in 16 bits one rounding; Triton's interpreter cuts bf16 off instead.
@@ -166,7 +166,7 @@ def test_norms_with_the_residual_sum(in_place: bool, width: int, is_layer: bool,
     x, residual, dy, dtotal = (random(3, 5, width, seed=seed, dtype=dtype) for seed in range(4))
     weight, epsilon, norm = random(width, seed=4, dtype=dtype), 1e-5, NORMS["layer_norm" if is_layer else "rms_norm"]
     terms, stream = (x.clone(), residual.clone()), dtotal.clone()
-    total, out, *saved = norm.forward_of_sum(*terms, weight, epsilon, terms[1] if in_place else None)
+    total, (out,), saved = norm.forward_of_sum(terms, weight, epsilon, into=terms[1] if in_place else None)
     assert (total is terms[1]) == in_place
     assert_near(total, x.double() + residual.double(), ROUNDING[dtype])
     leaves = total.double().requires_grad_(), weight.double().requires_grad_()
@@ -187,10 +187,10 @@ def test_norms_with_the_residual_sum(in_place: bool, width: int, is_layer: bool,
     frozen_dx, frozen = norm.backward(dy, total, *saved, weight, needs_weight=False)
     assert frozen is None
     assert_near(frozen_dx, dx, ROUNDING[dtype])
-    normalised, *statistics = norm.forward(total, weight, epsilon)
+    (normalised,), statistics = norm.forward(total, weight, epsilon)
     assert_near(normalised, out, ROUNDING[dtype])
     assert [tensor.shape for tensor in statistics] == [(15, 1)] * (1 + is_layer)
-    assert norm.forward(total[:0], weight, epsilon)[0].shape == (0, 5, width)
+    assert norm.forward(total[:0], weight, epsilon)[0][0].shape == (0, 5, width)
     nothing, no_gradient = norm.backward(dy[:0], total[:0], *(row[:0] for row in saved), weight, needs_weight=True)
     assert (nothing.numel(), no_gradient.tolist() if no_gradient is not None else None) == (0, [0.0] * width)
 
@@ -450,7 +450,8 @@ def test_all_kernels_compile_without_spills() -> None:
         "gated_forward_kernel", "gated_backward_kernel", "rotate_kernel", "norm_forward_kernel", "norm_backward_kernel",
         "cast_rows_kernel", "amax_kernel", "cast_matrix_kernel", "gathered_sum_kernel", "gate_gradient_kernel",
         "row_gradient_kernel", "adamw_kernel", "cast_rows_in_blocks_kernel",
-        "cast_tiles_kernel",
+        "cast_tiles_kernel", "norm_rows_kernel", "norm_tiles_kernel", "gated_forward_tiles_kernel",
+        "gated_backward_tiles_kernel",
     }  # fmt: skip
     assert [kernel for kernel in kernels if kernel["spilled_bytes"]] == []
     assert max(kernel["registers"] for kernel in kernels) <= 128, "at least four blocks of 128 threads a multiprocessor"

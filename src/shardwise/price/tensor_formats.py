@@ -7,8 +7,9 @@ exchange of tokens, if the recipe says so. Of a tensor that only products read i
 saved in place of the original. Source: Transformer Engine user guide, low precision training (casts, transposed copies,
 fp8 gathers of sequence parallelism, cast inputs saved); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Weights are cast for
 each micro-batch; software that keeps their casts (`IssuePolicy.weight_casts`) makes them once a step, of weights that rest
-whole, which counts as a part of the update. Assumes: a cast is a kernel of its own. Differs: Transformer Engine can keep cast
-weights too, and fuses the casts after norms and activations into these.
+whole, which counts as a part of the update. What norms and gated activations make for products, software may cast as it is made
+(`derive/producer_casts.py`): the kernel then writes the casts that are read, and those are saved. Assumes: any other cast is a
+kernel of its own. Differs: Transformer Engine can keep cast weights too, and fuses casts after norms and activations into these.
 """
 
 from __future__ import annotations
@@ -18,22 +19,34 @@ from typing import NamedTuple
 
 from shardwise.derive import ShardedUnit
 from shardwise.derive.low_precision_products import ProductOperand, product_operands, saved_tensor_readers
+from shardwise.derive.producer_casts import Form, ProducedOperand, form_of_order, forms_with_casts, produced_operands
 from shardwise.model import DEFAULT_OPTIMIZER, Optimizer, Role, density, factor_bytes, get_optimizer, moment_bytes
 from shardwise.model.decoder_block import RETURNED
 from shardwise.model.optimizer_program import element_moments
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step import Kernel, UnitCollective
 from shardwise.values import ZERO, IssuePolicy, Polynomial, Precision, SymbolValues, Value, bytes_per_element, maximum
+from shardwise.values.scalings import get_scaling
 
 
 class SavedElements(NamedTuple):
     """Elements saved for the backward pass; `num_orders`: in how many orders of dims products read them, `also_read`:
-    others do too."""
+    others do too. `produced` has the forms that are read of what its producer can cast."""
 
     role: Role
     num_orders: int
     also_read: bool
     elements: Polynomial
+    produced: ProducedForms | None = None
+
+
+class ProducedForms(NamedTuple):
+    """Forms that are read of an operand of products which its producer can cast; `is_saved`: of what the forward pass has saved,
+    `is_norm`: a norm makes it."""
+
+    read: frozenset[Form]
+    is_saved: bool
+    is_norm: bool
 
 
 class SavedFormat(NamedTuple):
@@ -46,12 +59,14 @@ class SavedFormat(NamedTuple):
 class ProductOperands(NamedTuple):
     """Operands of a unit's products in each pass, and the tensors that it saves; independent of the recipe.
 
-    `kept` are the weights whose casts are kept for all micro-batches of a step (`values.engine_policies.WeightCasts`).
+    `kept` are the weights whose casts are kept for all micro-batches of a step (`values.engine_policies.WeightCasts`), `produced`
+    the operands that their producers may cast.
     """
 
     operands: tuple[ProductOperand, ...]
     saved: tuple[SavedElements, ...]
     kept: frozenset[str] = frozenset()
+    produced: tuple[ProducedOperand, ...] = ()
 
     @property
     def narrow(self) -> bool:
@@ -63,43 +78,74 @@ def read_products(unit: ShardedUnit, policy: IssuePolicy) -> ProductOperands:
     """Read the product operands and saved tensors of a unit."""
     phases, tensors = unit.phases(), unit.tensors
     operands = product_operands(phases, tensors, unit.saved)
+    produced = producible_operands(unit, policy)
     drops_results = policy.router_weights == "activations"
     saved = [
         (name, spec)
         for name, spec in unit.saved_by_this_unit_only.items()
         if not (drops_results and name.endswith(RETURNED))
     ]
-    return ProductOperands(operands, SavedTensors(unit, operands).saved(saved))
+    return ProductOperands(operands, SavedTensors(unit, operands, produced).saved(saved), produced=produced)
+
+
+def producible_operands(unit: ShardedUnit, policy: IssuePolicy) -> tuple[ProducedOperand, ...]:
+    """Return the operands of products that the kernels of an engine with this policy may cast as they make them."""
+    return produced_operands(unit) if policy.casts == "in_producers" else ()
+
+
+class SavingKey(NamedTuple):
+    """Properties of a tensor that decide in which format it is saved, as in `SavedElements`."""
+
+    role: Role
+    num_orders: int
+    also_read: bool
+    produced: ProducedForms | None
 
 
 class SavedTensors:
     """Tensors of a unit as they are saved for its backward pass; a gradient is kept in its own format."""
 
-    def __init__(self, unit: ShardedUnit, operands: Iterable[ProductOperand]) -> None:
+    def __init__(
+        self, unit: ShardedUnit, operands: Iterable[ProductOperand], produced: Iterable[ProducedOperand] = ()
+    ) -> None:
         self.unit, self.phases = unit, unit.phases()
         self.orders = {operand.name: len(operand.orders) for operand in operands if not operand.is_forward}
-        self._cache: dict[str, tuple[Role, int, bool]] = {}
+        self.produced = {operand.name: _forms_in_backward(operand) for operand in produced}
+        self._cache: dict[str, SavingKey] = {}
 
     def saved(self, tensors: Iterable[tuple[str, Spec]]) -> tuple[SavedElements, ...]:
         """Return the elements of some tensors; those that are saved alike are summed."""
-        elements_by_key: dict[tuple[Role, int, bool], Polynomial] = {}
+        elements_by_key: dict[SavingKey, Polynomial] = {}
         for name, spec in tensors:
             key = self.saving_key(name)
-            elements_by_key[key] = elements_by_key.get(key, ZERO) + spec.local_elements() * density(key[0])
-        return tuple(SavedElements(*key, elements) for key, elements in elements_by_key.items())
+            elements_by_key[key] = elements_by_key.get(key, ZERO) + spec.local_elements() * density(key.role)
+        return tuple(
+            SavedElements(key.role, key.num_orders, key.also_read, elements, key.produced)
+            for key, elements in elements_by_key.items()
+        )
 
-    def saving_key(self, name: str) -> tuple[Role, int, bool]:
-        """Return the role, the number of orders of dims, and whether anything but products reads it."""
+    def saving_key(self, name: str) -> SavingKey:
+        """Return the properties of a tensor that decide in which format it is saved."""
         if name not in self._cache:
             unit, role = self.unit, self.unit.tensors[name].role
             by_products, also = False, True
             if name in unit.forward.program.tensors:
                 by_products, also = saved_tensor_readers(self.phases, unit.tensors, name)
-            self._cache[name] = role, self.orders[name] if by_products else 0, also or not by_products
+            self._cache[name] = SavingKey(
+                role, self.orders[name] if by_products else 0, also or not by_products, self.produced.get(name)
+            )
         return self._cache[name]
 
 
-def weight_grad_inputs(unit: ShardedUnit, kernels: Iterable[Kernel]) -> tuple[SavedElements, ...]:
+def _forms_in_backward(operand: ProducedOperand) -> ProducedForms:
+    """Return the forms that a backward pass has of an operand."""
+    is_saved = operand.phase == "forward"
+    return ProducedForms(operand.saved if is_saved else operand.read, is_saved, operand.is_norm)
+
+
+def weight_grad_inputs(
+    unit: ShardedUnit, kernels: Iterable[Kernel], produced: Iterable[ProducedOperand]
+) -> tuple[SavedElements, ...]:
     """Return what kernels that make weight gradients read, as it rests: kept until they run, in one order of dims.
 
     Source: Qi et al. 2023, appendix: M_W counts the inputs and the output gradients of the products.
@@ -111,8 +157,18 @@ def weight_grad_inputs(unit: ShardedUnit, kernels: Iterable[Kernel]) -> tuple[Sa
         for is_cast in (True, False)
     )
     read = ((name, unit.tensors[name].role) for name in sorted(cast | plain))
+    columns = {
+        operand.name: ProducedForms(frozenset[Form]({"columns"}), operand.phase == "forward", operand.is_norm)
+        for operand in produced
+    }
     return tuple(
-        SavedElements(role, int(name in cast), name in plain, specs[name].local_elements() * density(role))
+        SavedElements(
+            role,
+            int(name in cast),
+            name in plain,
+            specs[name].local_elements() * density(role),
+            None if name in plain else columns.get(name),
+        )
         for name, role in read
         if role not in (Role.WEIGHT, Role.CONSTANT)
     )
@@ -123,6 +179,11 @@ class TensorFormats:
 
     def __init__(self, precision: Precision, optimizer: Optimizer | None = None) -> None:
         self.precision, self.optimizer = precision, optimizer or get_optimizer(DEFAULT_OPTIMIZER)
+        scaling = get_scaling(precision.scaling) if precision.matmul and precision.scaling else None
+        self.producer_forms = {
+            has_rows: scaling.producer_forms(has_rows=has_rows) if scaling is not None else ()
+            for has_rows in (False, True)
+        }
         self.roles = bytes_by_role(precision, self.optimizer)
         self._cache: dict[tuple[bool, bool], Mapping[Role, float]] = {}
 
@@ -174,7 +235,39 @@ class TensorFormats:
         for role, elements in kernel.operand_elements.items():
             added_width = self.precision.cast_bytes(weight=role is Role.WEIGHT) - widths[role]
             total = total + elements.evaluate(values) * added_width
+        for operand in self.produced_by(kernel, products):
+            total = total + operand.elements.evaluate(values) * self.producer_bytes(operand)
         return total
+
+    def produced_by(self, kernel: Kernel, products: ProductOperands) -> tuple[ProducedOperand, ...]:
+        """Return the operands of products that a kernel makes and casts."""
+        return tuple(
+            operand
+            for operand in products.produced
+            if operand.phase == kernel.phase
+            and operand.name in kernel.outputs
+            and self._forms_written(operand) != ("plain",)
+        )
+
+    def producer_bytes(self, operand: ProducedOperand) -> float:
+        """Return the bytes that the kernel which makes an operand moves for each element beyond writing it as it is."""
+        forms, width = self._forms_written(operand), self.roles[operand.role]
+        casts = sum(form != "plain" for form in forms) * self.precision.cast_bytes()
+        reads_again = width if operand.is_norm and "columns" in forms else 0.0
+        return casts + reads_again - (0.0 if "plain" in forms else width)
+
+    def _forms_written(self, operand: ProducedOperand) -> tuple[Form, ...]:
+        return operand.written(self.producer_forms[operand.is_norm])
+
+    def _forms_cast(self, products: ProductOperands) -> dict[tuple[bool, str], frozenset[Form]]:
+        """Return the forms that products have cast, by whether it is the forward pass, and by name."""
+        forms: dict[tuple[bool, str], frozenset[Form]] = {}
+        for operand in products.produced:
+            is_forward = operand.phase == "forward"
+            if is_forward:
+                forms[False, operand.name] = frozenset(operand.saved_forms(self.producer_forms[operand.is_norm]))
+            forms[is_forward, operand.name] = frozenset(self._forms_written(operand))
+        return forms
 
     @property
     def accumulation_bytes(self) -> float:
@@ -240,10 +333,12 @@ class TensorFormats:
             return
         forward = {operand.name: operand.orders for operand in products.operands if operand.is_forward}
         backward = {operand.name: operand.orders for operand in products.operands if not operand.is_forward}
+        forms_cast = self._forms_cast(products)
         for operand in (operand for operand in products.operands if operand.phase == phase):
             if operand.name in kept_weights:
                 continue
-            orders = operand.orders
+            cast_before = forms_cast.get((operand.is_forward, operand.name), frozenset())
+            orders = frozenset(order for order in operand.orders if form_of_order(order) not in cast_before)
             saves_cast = operand.saved and recipe.saves_casts
             if saves_cast and not operand.is_forward:
                 continue
@@ -287,12 +382,23 @@ class TensorFormats:
     def saved_as(self, tensor: SavedElements) -> SavedFormat:
         """Return the format in which a tensor is saved for the backward pass."""
         recipe = self.precision
+        if tensor.produced is not None:
+            forms = self._forms_live(tensor.produced)
+            if forms != ("plain",):
+                casts = len(forms) - ("plain" in forms)
+                width = casts * recipe.cast_bytes() + (self.roles[tensor.role] if "plain" in forms else 0.0)
+                return SavedFormat(width, f" in {recipe.matmul}{' and as it is' if 'plain' in forms else ''}")
         if not (recipe.matmul and recipe.saves_casts and tensor.num_orders):
             return SavedFormat(self.roles[tensor.role], "")
         copies = tensor.num_orders if recipe.transposed_copies else 1
         plain_width = self.roles[tensor.role] if tensor.also_read else 0.0
         cast = f" in {recipe.matmul}{' and as it is' if tensor.also_read else ''}"
         return SavedFormat(copies * recipe.cast_bytes() + plain_width, cast)
+
+    def _forms_live(self, produced: ProducedForms) -> tuple[Form, ...]:
+        """Return the forms in which a backward pass has an operand that its producer can cast."""
+        forms = forms_with_casts(produced.read, self.producer_forms[produced.is_norm])
+        return ("plain",) if produced.is_saved and "plain" in forms else forms
 
     def _roles(self, products: ProductOperands, phase: str) -> Mapping[Role, float]:
         key = products.narrow, phase == "update"

@@ -283,7 +283,8 @@ class UnitPricer:
         """Return the seconds of one kernel, computed once for all schemes of a unit that have it."""
         # The memo key is the identity of kernel and values: `Interner` makes equal kernels of all schemes one object, so a
         # kernel that is rebuilt misses silently. `dependencies` holds all else of `parts` that the result depends on.
-        dependencies = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else ()
+        casts = self.formats.produced_by(kernel, parts.products) if parts.products.produced else ()
+        dependencies = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else (), casts
 
         def make() -> Value:
             compute = partial(self.work, kernel, parts, values)

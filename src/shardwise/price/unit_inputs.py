@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from shardwise.derive import ComputeStep, ShardedUnit, weight_use_spec
 from shardwise.derive.low_precision_products import ProductOperand, product_weights
+from shardwise.derive.producer_casts import ProducedOperand
 from shardwise.derive.tensor_specs import state_resting_spec
 from shardwise.layout import ShardingScheme
 from shardwise.model import MatrixFunction, ModelStructure, Role, get_optimizer, owning_weight, weight_matrices
@@ -85,10 +86,14 @@ class LiveSetSizes(NamedTuple):
 
 
 def maximal_live_sets(
-    unit_instructions: UnitInstructions, operands: Iterable[ProductOperand], *, dropout: bool = False
+    unit_instructions: UnitInstructions,
+    operands: Iterable[ProductOperand],
+    produced: Iterable[ProducedOperand] = (),
+    *,
+    dropout: bool = False,
 ) -> tuple[LiveSetSizes, ...]:
     """Return the live sets of a unit's backward pass that may be the peak: those that no other one contains."""
-    keys = SavedTensors(unit_instructions.unit, operands)
+    keys = SavedTensors(unit_instructions.unit, operands, produced)
     fullest: list[LiveSetSizes] = []
     for moment in live_sets(unit_instructions):
         sizes = _live_set_sizes(moment, keys, dropout=dropout)
@@ -410,10 +415,11 @@ def derive_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -
     """Derive the cost inputs of a unit."""
     unit_instructions = lower_unit(scheme, name, policy)
     unit, kernels = unit_instructions.unit, unit_instructions.kernels
+    products = read_products(unit, policy)
     return UnitCostInputs(
         tuple(replace(kernel, steps=()) for kernel in kernels),
         tuple(replace(collective, derived=(), counts_rows_of=None) for collective in unit_instructions.collectives),
-        read_products(unit, policy)._replace(kept=_kept_weights(unit, policy)), weight_grad_inputs(unit, kernels),
+        products._replace(kept=_kept_weights(unit, policy)), weight_grad_inputs(unit, kernels, products.produced),
         routes_tokens(scheme.structure, name), weight_arrays(unit, policy), _lent_gradients(unit),
     )  # fmt: skip
 
@@ -435,5 +441,5 @@ def _cached_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) ->
 def derive_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> tuple[LiveSetSizes, ...]:
     """Derive the live sets of a unit that may be the peak."""
     unit_instructions = lower_unit(scheme, name, policy)
-    operands = read_products(unit_instructions.unit, policy).operands
-    return maximal_live_sets(unit_instructions, operands, dropout=policy.dropout)
+    products = read_products(unit_instructions.unit, policy)
+    return maximal_live_sets(unit_instructions, products.operands, products.produced, dropout=policy.dropout)

@@ -19,7 +19,7 @@ from shardwise.model import is_byte_budget, is_layer
 from shardwise.model.backward import SaveChoice, combine_choices, pareto_save_choices, saveable_results
 from shardwise.model.recompute_policies import budget_bytes, format_tensor_set
 from shardwise.price import Pricing, Problem
-from shardwise.price.tensor_formats import SavedTensors
+from shardwise.price.tensor_formats import SavedTensors, producible_operands
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step.kernel_fusion import unfused_kernels
 from shardwise.values import InputError, format_bytes, raise_problems
@@ -68,7 +68,8 @@ class RecomputeLayer:
 
     def saved_bytes(self, unit: ShardedUnit, specs: Mapping[str, Spec]) -> dict[str, float]:
         """Return the bytes of tensors with these specs, as `unit` keeps them for one micro-batch."""
-        saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
+        produced = producible_operands(unit, self.pricer.rates.policy)
+        saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved), produced)
         return {
             name: float(self.pricer.formats.saved_bytes(saved.saved([(name, spec)]), self.values))
             for name, spec in specs.items()

@@ -22,8 +22,9 @@ ROUTER_STATISTICS: Mapping[str, int] = {"micro_batch": 2, "step": 1, "never": 0}
 # Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
 BUCKET_BYTES = 25_000_000
 # Where operands of low-precision matmuls are cast: `everywhere`, as a recipe says (saved for the backward pass and moved as
-# casts), or `in_products` alone, as Shardwise's own engine does.
-Casts = Literal["everywhere", "in_products"]
+# casts), `in_products` alone, or `in_producers`, as Shardwise's own engine does: norms and gated activations write what products
+# read of them where scales allow (`derive.producer_casts`), which is then saved, and all else is cast in products.
+Casts = Literal["everywhere", "in_products", "in_producers"]
 CASTS: tuple[Casts, ...] = get_args(Casts)
 # How often weights are cast for those matmuls where they rest whole: for `each_use`, or once in `each_step` into copies in both
 # orders of dims, which are kept for its micro-batches, as Shardwise's own engine does.

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from shardwise.values.dtypes import NUMBER_FORMATS, get_number_format
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS
-from shardwise.values.quantization import decode_bits, encode_bits, get_scaling, round_to_format
+from shardwise.values.quantization import decode_bits, encode_bits, round_to_format
+from shardwise.values.scalings import get_scaling
 
 TORCH = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,

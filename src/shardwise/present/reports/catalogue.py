@@ -350,6 +350,7 @@ def _stack_entry(entries: CatalogueEntries) -> Report:
     facts = ", attention writes its scores to memory" * stack.unfused_attention
     facts += ", overlaps tensor parallelism with products" * stack.overlaps_tp
     facts += ", casts operands of narrow products in these alone" * (stack.casts == "in_products")
+    facts += ", casts results of norms and gated activations as they are made" * (stack.casts == "in_producers")
     facts += ", casts weights that rest whole once a step" * (stack.weight_casts == "each_step")
     sources = dict.fromkeys((constant.owner, constant.source) for constant in constants)
     abilities: tuple[Row, ...] = tuple((key, _ability_text(values)) for key, values in stack.abilities.items())

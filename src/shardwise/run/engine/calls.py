@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shardwise.derive import CollectiveStep, ComputeStep, ShardedUnit, pad_vocabulary, weight_use_spec
+from shardwise.derive import CollectiveStep, ComputeStep, ShardedTensor, ShardedUnit, pad_vocabulary, weight_use_spec
 from shardwise.derive.low_precision_products import is_block_product
+from shardwise.derive.producer_casts import Form, produced_operands, product_form
 from shardwise.model import Architecture, Role, Route
 from shardwise.run.engine.rank_coordinates import Rank
+from shardwise.run.kernels.activation_casts import OutputCast
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.matmul import ProductFormats, QuantizedMatmul
 from shardwise.sharding import Axes, Spec
@@ -64,6 +66,11 @@ class KernelCall:
     casts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
+def form_key(key: str, form: Form) -> str:
+    """Return the slot name of a form of the tensor in a slot."""
+    return key if form == "plain" else f"{key} {form}"
+
+
 class CallBuilder:
     """Context in which the calls of one unit on one rank are built; activations are in `dtype`.
 
@@ -85,6 +92,40 @@ class CallBuilder:
         self.numerics, self.sizes = architecture.numerics, pad_vocabulary(architecture.dims, rank.mesh)
         routes = (operation for operation in unit.forward.program.operations if isinstance(operation, Route))
         self.gates = next((route.outputs[0] for route in routes), "")
+        self.produced = produced_operands(unit) if formats is not None and formats.casts_in_producers else ()
+
+    def output_cast(self, phase: str, name: str) -> OutputCast | None:
+        """Return the forms in which a phase writes a result; None: as it is."""
+        formats = self.formats
+        produced = next((operand for operand in self.produced if (operand.phase, operand.name) == (phase, name)), None)
+        return None if produced is None or formats is None else formats.of_result(self.unit.tensors[name], produced)
+
+    def saved_keys(self) -> Iterator[str]:
+        """Yield the slot names of what the forward pass saves."""
+        for name, spec in self.unit.saved.items():
+            key = self.tensor_key(name, spec)
+            yield from (form_key(key, form) for form in self._forms_in_backward(name) or ("plain",))
+
+    def with_forms(self, call: KernelCall, step: ComputeStep, phase: str) -> KernelCall:
+        """Return the call of a step that reads each operand in the form that its producer has written for it."""
+        forms = {tensor.name: self._form_read(phase, step, tensor) for tensor in step.reads} if self.produced else {}
+        return replace(call, reads=tuple(form_key(name, forms.get(name, "plain")) for name in call.reads))
+
+    def _form_read(self, phase: str, step: ComputeStep, tensor: ShardedTensor) -> Form:
+        form = product_form(step, tensor, self.unit.tensors)
+        cast = self.output_cast(phase, tensor.name)
+        saved: tuple[Form, ...] = () if phase == "forward" else self._forms_in_backward(tensor.name)
+        forms = saved if cast is None else cast.forms
+        return form if form in forms else "plain"
+
+    def _forms_in_backward(self, name: str) -> tuple[Form, ...]:
+        """Return the forms that a backward pass has of a tensor which was computed again, or else saved."""
+        formats = self.formats
+        for produced in reversed([operand for operand in self.produced if operand.name == name]):
+            assert formats is not None
+            castable = formats.producer_forms(produced)
+            return produced.saved_forms(castable) if produced.phase == "forward" else produced.written(castable)
+        return ()
 
     @cached_property
     def reduced_statistics(self) -> frozenset[str]:

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from shardwise.derive import CollectiveStep, ComputeStep
+from shardwise.derive.producer_casts import GATED_GRADIENTS
 from shardwise.model import Accumulate, Contract, Map, Operation, Program, Role
-from shardwise.run.engine.calls import TRAINS, CallBuilder, KernelCall
+from shardwise.run.engine.calls import TRAINS, CallBuilder, KernelCall, form_key
+from shardwise.run.kernels.activation_casts import OutputCast
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
-from shardwise.run.kernels.elementwise import gated_gradients
+from shardwise.run.kernels.elementwise import gated_forms, gated_gradient_forms
 from shardwise.run.kernels.norms import NORMS, NormKernels
 from shardwise.sharding import Axes
 
@@ -64,14 +66,15 @@ def _fuse_forward_norms(builder: CallBuilder, phase: str, steps: Sequence[Comput
         x, *statistics, weight = norm.inputs
         fused_sums, results = [name for name in statistics if name in sums], [*norm.outputs] if norm in norms else []
         operations = (*(sums[name] for name in fused_sums), *([norm] if results else []))
-        positions = [i for i, name in enumerate((*norm.outputs, *statistics)) if name in (*results, *fused_sums)]
+        cast = builder.output_cast(phase, norm.outputs[0]) if results else None
+        output = NormOutput(NORMS[norm.function], cast, bool(results), tuple(name in sums for name in statistics))
         total = _sum_before(builder, phase, steps, x, operations)
-        writes = (*results, *fused_sums)
+        writes = (*(key for name in results for key in result_keys(name, cast)), *fused_sums)
         if total is None:
-            kernel = _norm_kernel(NORMS[norm.function], builder, positions)
+            kernel = _norm_kernel(output, builder)
             yield FusedCall(KernelCall(kernel, (x, weight), writes, phase), operations)
         else:
-            kernels = [_sum_norm_kernel(NORMS[norm.function], builder, positions, i) for i in (None, 0, 1)]
+            kernels = [_sum_norm_kernel(output, builder, i) for i in (None, 0, 1)]
             call = KernelCall(
                 kernels[0], (*total.inputs, weight), (x, *writes), phase, over=dict(enumerate(kernels[1:]))
             )
@@ -112,28 +115,48 @@ def _adds_where_they_are(builder: CallBuilder, step: ComputeStep, terms: Sequenc
     return len(terms) == 2 and is_local and not builder.is_routed(*terms)
 
 
-def _norm_kernel(norm: NormKernels, builder: CallBuilder, positions: Sequence[int]) -> Any:
-    """Return a kernel that computes a norm and returns its outputs at `positions`, in a tuple where there are several."""
+class NormOutput(NamedTuple):
+    """Results of a norm that a call writes: its result, in the forms of a `cast` if any, and some of its statistics."""
+
+    norm: NormKernels
+    cast: OutputCast | None
+    has_result: bool
+    has_statistics: tuple[bool, ...]
+
+    def select(self, forms: Sequence[Any], statistics: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return the results that are written."""
+        selected = (tensor for tensor, is_read in zip(statistics, self.has_statistics, strict=True) if is_read)
+        return (*(forms if self.has_result else ()), *selected)
+
+
+def result_keys(name: str, cast: OutputCast | None) -> tuple[str, ...]:
+    """Return the slots of a result: one for each form in which it is written."""
+    return (name,) if cast is None else tuple(form_key(name, form) for form in cast.forms)
+
+
+def _norm_kernel(output: NormOutput, builder: CallBuilder) -> Any:
+    """Return a kernel that computes a norm and returns its results, in a tuple where there are several."""
     epsilon, offset = builder.numerics.norm_epsilon, builder.numerics.norm_offset
 
     def kernel(x: Tensor, weight: Tensor) -> Any:
-        tensors = norm.forward(x, weight + offset if offset else weight, epsilon)
-        selected = tuple(tensors[i] for i in positions)
+        forms, statistics = output.norm.forward(x, weight + offset if offset else weight, epsilon, output.cast)
+        selected = output.select(forms, statistics)
         return selected if len(selected) > 1 else selected[0]
 
     return kernel
 
 
-def _sum_norm_kernel(norm: NormKernels, builder: CallBuilder, positions: Sequence[int], overwritten: int | None) -> Any:
-    """Return a kernel that computes a sum and its norm, and returns the sum and the norm's outputs at `positions`; the
-    sum is written over one of its terms, if any is `overwritten`."""
+def _sum_norm_kernel(output: NormOutput, builder: CallBuilder, overwritten: int | None) -> Any:
+    """Return a kernel that computes a sum and its norm, and returns the sum and the norm's results; the sum is written over
+    one of its terms, if any is `overwritten`."""
     epsilon, offset = builder.numerics.norm_epsilon, builder.numerics.norm_offset
 
-    def kernel(*operands: Tensor) -> tuple[Tensor, ...]:
+    def kernel(*operands: Tensor) -> tuple[Any, ...]:
         first, second, weight = operands
         into = None if overwritten is None else operands[overwritten]
-        total, *tensors = norm.forward_of_sum(first, second, weight + offset if offset else weight, epsilon, into)
-        return total, *(tensors[i] for i in positions)
+        scale = weight + offset if offset else weight
+        total, forms, statistics = output.norm.forward_of_sum((first, second), scale, epsilon, output.cast, into)
+        return total, *output.select(forms, statistics)
 
     return kernel
 
@@ -206,8 +229,21 @@ def fuse_gated_gradients(builder: CallBuilder, steps: Sequence[ComputeStep]) -> 
         up_gradient = ups.get((kind, gradient.inputs[0])) if kind != gradient.function else None
         if up_gradient is not None:
             outputs = (*gradient.outputs, *up_gradient.outputs)
-            call = KernelCall(partial(gated_gradients, kind), gradient.inputs, outputs, "backward")
-            yield FusedCall(call, (gradient, up_gradient))
+            gate_cast, up_cast = (builder.output_cast("backward", name) for name in outputs)
+            kernel = partial(gated_gradient_forms, kind, (gate_cast, up_cast))
+            writes = (*result_keys(outputs[0], gate_cast), *result_keys(outputs[1], up_cast))
+            yield FusedCall(KernelCall(kernel, gradient.inputs, writes, "backward"), (gradient, up_gradient))
+
+
+def fuse_gated_casts(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:
+    """Yield the gated activations of a phase that write what products read."""
+    for operation in _maps(steps):
+        cast = builder.output_cast(phase, operation.outputs[0])
+        if cast is None or operation.function in NORMS or operation.function.endswith(GATED_GRADIENTS):
+            continue
+        keys, kernel = result_keys(operation.outputs[0], cast), partial(gated_forms, operation.function, cast)
+        single = (lambda *operands, kernel=kernel: kernel(*operands)[0]) if len(keys) == 1 else kernel
+        yield FusedCall(KernelCall(single, operation.inputs, keys, phase), (operation,))
 
 
 LOSS_GRADIENT_MAPS = ("scale", "token_loss_dsum", "negate", "sum_exp_dx")
@@ -312,6 +348,7 @@ def find_fused_calls(builder: CallBuilder, phase: str, steps: Sequence[ComputeSt
     """Return the calls that stand for several operations of a phase (forward, recompute or backward)."""
     return [
         *fuse_norms(builder, phase, steps),
+        *fuse_gated_casts(builder, phase, steps),
         *fuse_gated_gradients(builder, steps),
         *fuse_loss(builder, phase, steps),
     ]

@@ -29,7 +29,7 @@ from shardwise.sharding import Spec
 def build_call(builder: CallBuilder, step: ComputeStep, phase: str) -> KernelCall:
     """Return the call of one step."""
     call = CALL_BUILDERS[type(step.operation)](builder, step, step.operation)
-    return builder.with_tensor_keys(replace(call, phase=phase), [step])
+    return builder.with_tensor_keys(builder.with_forms(replace(call, phase=phase), step, phase), [step])
 
 
 def _contract(builder: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:

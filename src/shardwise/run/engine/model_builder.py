@@ -65,7 +65,8 @@ def build_torch_model(
         if key not in units:
             sizes = architecture.unit_architecture(kind)
             template = instance.unit_instructions(path, kind)
-            builder = CallBuilder(template.unit, sizes, rank, dtype, product_formats(instance.precision))
+            formats = product_formats(instance.precision, instance.policy.casts)
+            builder = CallBuilder(template.unit, sizes, rank, dtype, formats)
             split = instance.splits_backward and splits_backward_pass(kind)
             units[key] = TorchUnit(template, builder, split=split)
         weights, gradients, bias, scales, kept_casts = ends_of(path)

@@ -88,7 +88,7 @@ class TorchUnit:
         self.loss = next((name for name in program.outputs if name != self.output), None)
         self.gradient_of_input = next(iter(self._gradients(Role.RESIDUAL)), None)
         saved = {
-            *(builder.tensor_key(*name_and_spec) for name_and_spec in self.unit.saved.items()),
+            *builder.saved_keys(),
             *program.outputs,
             ROUTER_STATISTICS,
         }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwise.model import SWIGLU_CLAMP
 from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE
+from shardwise.run.kernels.activation_casts import CastActivation, OutputCast, matrix_shape
 from shardwise.run.kernels.device_dispatch import has_triton
 
 ElementwiseFunction = Callable[..., Tensor]
@@ -96,6 +97,33 @@ FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "gated_relu2_dgate": lambda dy, gate, up: F.relu(gate).mul_(2.0).mul_(up).mul_(dy),
     "gated_relu2_dup": lambda dy, gate: F.relu(gate).square_().mul_(dy),
 }
+
+
+def gated_forms(kind: str, cast: OutputCast, gate: Tensor, up: Tensor) -> tuple[Tensor | CastActivation, ...]:
+    """Return a gated activation in the forms of a cast, from one kernel where Triton has it."""
+    if not (cast.has_blocks and has_triton(gate, up)):
+        return cast.of(FUNCTIONS[kind](gate, up))
+    from shardwise.run.triton_kernels import fused_casts
+
+    return cast.of_kernel(gate, fused_casts.gated_forms(kind, gate, up, matrix_shape(gate), cast.options))
+
+
+def gated_gradient_forms(
+    kind: str, casts: tuple[OutputCast | None, OutputCast | None], dy: Tensor, gate: Tensor, up: Tensor
+) -> tuple[Tensor | CastActivation, ...]:
+    """Return the gradients of gate and up of a gated activation, each in the forms of its cast, or as it is; from one kernel
+    where Triton has it and both have the same forms."""
+    first, second = casts
+    if first is not None and first == second and first.has_blocks and has_triton(dy, gate, up):
+        from shardwise.run.triton_kernels import fused_casts
+
+        of_gate, of_up = fused_casts.gated_gradient_forms(kind, (dy, gate, up), matrix_shape(gate), first.options)
+        return *first.of_kernel(gate, of_gate), *first.of_kernel(up, of_up)
+    gradients = gated_gradients(kind, dy, gate, up)
+    forms = (
+        (gradient,) if cast is None else cast.of(gradient) for cast, gradient in zip(casts, gradients, strict=True)
+    )
+    return tuple(form for gradient_forms in forms for form in gradient_forms)
 
 
 def gated_gradients(kind: str, dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:

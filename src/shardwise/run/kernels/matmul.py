@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardwise.derive.producer_casts import Form, ProducedOperand
 from shardwise.model import Role
 from shardwise.model import Tensor as Named
+from shardwise.run.kernels.activation_casts import CastActivation, OutputCast
 from shardwise.run.kernels.device_dispatch import device_capability
 from shardwise.run.kernels.quantization import QuantizedTensor, quantize_matrix, scaled_product
 from shardwise.run.kernels.quantized_weights import CastWeight, TiledWeight, WeightFormat
@@ -27,7 +29,8 @@ from shardwise.sharding import assign_letters, einsum_subscripts
 from shardwise.step.kernel_fusion import BATCH_DIMS
 from shardwise.values import NumberFormat, Precision
 from shardwise.values.dtypes import get_number_format
-from shardwise.values.quantization import ScaleBlock, ScaleKind, Scaling, get_scaling
+from shardwise.values.engine_policies import Casts
+from shardwise.values.scalings import ScaleBlock, ScaleKind, Scaling, get_scaling
 
 Dims = tuple[str, ...]
 View = Callable[[Tensor], Tensor]
@@ -162,7 +165,7 @@ def matmul_or_einsum(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, 
     return as_matmul(left, right, result, sizes) or Einsum((left, right), result)
 
 
-MatmulOperand = Tensor | TiledWeight | CastWeight
+MatmulOperand = Tensor | TiledWeight | CastWeight | CastActivation
 Cast = Callable[[Tensor, NumberFormat, ScaleBlock, ScaleKind, Tensor | None], QuantizedTensor]
 SCALES_INPUT = "@scales"  # slot of a unit's `OperandScales`
 
@@ -185,11 +188,15 @@ class OperandScales(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProductFormats:
-    """Formats of products with a block's weights: of activations and weights, and of gradients."""
+    """Formats of products with a block's weights: of activations and weights, and of gradients.
+
+    `casts_in_producers`: what scales allow is cast by the kernel that makes it, else all in the products.
+    """
 
     operand: NumberFormat
     gradient: NumberFormat
     scaling: Scaling
+    casts_in_producers: bool = False
 
     def of(self, tensor: Named) -> OperandCast:
         """Return the cast of a tensor of a unit."""
@@ -204,18 +211,31 @@ class ProductFormats:
             return None
         return WeightFormat(self.operand, self.scaling.weight_block, self.scaling.kind)
 
+    def of_result(self, tensor: Named, produced: ProducedOperand) -> OutputCast | None:
+        """Return the forms in which the kernel that makes a tensor writes it; None: as it is."""
+        forms, operand = produced.written(self.producer_forms(produced)), self.of(tensor)
+        return None if forms == ("plain",) else OutputCast(forms, operand.to, operand.block, self.scaling.kind)
+
+    def producer_forms(self, produced: ProducedOperand) -> tuple[Form, ...]:
+        """Return the forms of a result that the kernel which makes it casts."""
+        return self.scaling.producer_forms(has_rows=produced.is_norm) if self.casts_in_producers else ()
+
     def product(self, left: Dims, right: Dims, result: Dims, tensors: Sequence[Named]) -> QuantizedMatmul:
         """Return the product of two tensors of a unit with these dims."""
         first, second = (self.of(tensor) for tensor in tensors)
         return QuantizedMatmul(left, right, result, (first, second), self.scaling)
 
 
-def product_formats(precision: Precision) -> ProductFormats | None:
+def product_formats(precision: Precision, casts: Casts = "in_products") -> ProductFormats | None:
     """Return the product formats of a recipe; None: products run in the dtype of activations."""
     if precision.operand is None or precision.gradient_operand is None or precision.scaling is None:
         return None
     operand, gradient = get_number_format(precision.operand), get_number_format(precision.gradient_operand)
-    return ProductFormats(operand, gradient, get_scaling(precision.scaling))
+    return ProductFormats(operand, gradient, get_scaling(precision.scaling), casts == "in_producers")
+
+
+def _is_activation(operand: MatmulOperand) -> bool:
+    return isinstance(operand, Tensor | CastActivation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +288,7 @@ class QuantizedMatmul:
         operands = padded = self.describe_operands(left, right)
         capability = device_capability(left.device)
         if capability is not None:
-            padded = operands.pad(left=isinstance(left, Tensor), right=isinstance(right, Tensor))
+            padded = operands.pad(left=_is_activation(left), right=_is_activation(right))
         on_tensor_cores = padded.run_on(capability)
         record_product(operands, on_tensor_cores=on_tensor_cores)
         if not on_tensor_cores:
@@ -327,6 +347,8 @@ class QuantizedMatmul:
     ) -> QuantizedTensor:
         """Return an operand as a quantized matrix [rows, summed], with zeros up to a `shape`."""
         rows = self._rows(dims)
+        if isinstance(tensor, CastActivation):
+            return tensor.quantized if shape is None else tensor.pad(shape)
         if isinstance(tensor, TiledWeight | CastWeight):
             return tensor.operand(by_columns=(dims[: len(rows)] != rows) is not tensor.turned)
         matrix = self._matrix(tensor, dims)

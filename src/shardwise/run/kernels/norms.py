@@ -17,47 +17,67 @@ import torch
 from torch import Tensor
 
 from shardwise.run.kernels import device_dispatch
+from shardwise.run.kernels.activation_casts import CastActivation, OutputCast
 from shardwise.run.kernels.device_dispatch import at_least_fp32, has_triton
 from shardwise.run.kernels.elementwise import ElementwiseFunction
 
 aten = torch.ops.aten
 
 
+NormForms = tuple[Tensor | CastActivation, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NormKernels:
     """Kernels of a norm.
 
-    `forward(x, weight, epsilon)` returns y and what is saved; `backward(dy, x, *saved, weight, needs_weight)` returns
-    dx and, if needed, dweight. The last dims of x are those of the weight. On a GPU with Triton both, and those with
-    the residual sum, are one pass each.
+    `forward(x, weight, epsilon)` returns y, in one form or several, and what is saved; `backward(dy, x, *saved, weight,
+    needs_weight)` returns dx and, if needed, dweight. The last dims of x are those of the weight. On a GPU with Triton both,
+    and those with the residual sum, are one pass each (with casts of columns, two).
     """
 
     is_layer: bool
     reference_forward: Callable[..., tuple[Tensor, ...]]
     reference_backward: Callable[..., tuple[Tensor, Tensor | None]]
 
-    def forward(self, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, ...]:
-        """Return the norm of x, and the statistics of each row."""
+    def forward(
+        self, x: Tensor, weight: Tensor, epsilon: float, cast: OutputCast | None = None
+    ) -> tuple[NormForms, tuple[Tensor, ...]]:
+        """Return the norm of x in the forms of a `cast`, or as it is, and the statistics of each row."""
         if not runs_on_triton(weight, x):
-            return self.reference_forward(x, weight, epsilon)
-        from shardwise.run.triton_kernels.norms import norm_forward
-
-        return self._saved(*norm_forward(x, None, weight, epsilon, is_layer=self.is_layer))[1:]
+            y, *statistics = self.reference_forward(x, weight, epsilon)
+            return (y,) if cast is None else cast.of(y), tuple(statistics)
+        return self._by_triton((x, None), weight, epsilon, cast)[1:]
 
     def forward_of_sum(
-        self, first: Tensor, second: Tensor, weight: Tensor, epsilon: float, into: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        """Return first + second, its norm, and the statistics of each row; the sum is written to `into`, if any, which
-        may be an operand."""
+        self, terms: tuple[Tensor, Tensor], weight: Tensor, epsilon: float, cast: OutputCast | None = None,
+        into: Tensor | None = None,
+    ) -> tuple[Tensor, NormForms, tuple[Tensor, ...]]:  # fmt: skip
+        """Return the sum of two terms, its norm in the forms of a `cast`, or as it is, and the statistics of each row; the sum
+        is written to `into`, if any, which may be a term."""
+        first, second = terms
         if not runs_on_triton(weight, first, second):
             total = torch.add(first, second, out=into)
-            return total, *self.forward(total, weight, epsilon)
+            return total, *self.forward(total, weight, epsilon, cast)
+        return self._by_triton(terms, weight, epsilon, cast, into)
+
+    def _by_triton(
+        self, terms: tuple[Tensor, Tensor | None], weight: Tensor, epsilon: float, cast: OutputCast | None,
+        into: Tensor | None = None,
+    ) -> tuple[Tensor, NormForms, tuple[Tensor, ...]]:  # fmt: skip
+        from shardwise.run.triton_kernels import fused_casts
         from shardwise.run.triton_kernels.norms import norm_forward
 
-        return self._saved(*norm_forward(first, second, weight, epsilon, is_layer=self.is_layer, into=into))
-
-    def _saved(self, total: Tensor, y: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, ...]:
-        return (total, y, mean, inverse) if self.is_layer else (total, y, inverse)
+        forms: NormForms
+        if cast is None:
+            total, y, mean, inverse = norm_forward(*terms, weight, epsilon, is_layer=self.is_layer, into=into)
+            forms = (y,)
+        else:
+            total, written, mean, inverse = fused_casts.norm_forms(
+                *terms, weight, epsilon, cast.options, is_layer=self.is_layer, into=into
+            )
+            forms = cast.of_kernel(total, written)
+        return total, forms, (mean, inverse) if self.is_layer else (inverse,)
 
     def backward(
         self, dy: Tensor, x: Tensor, *saved: Tensor, needs_weight: bool, dtotal: Tensor | None = None,

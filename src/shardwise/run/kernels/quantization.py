@@ -16,7 +16,7 @@ from torch import Tensor
 from shardwise.run.kernels.device_dispatch import has_triton
 from shardwise.values import NumberFormat
 from shardwise.values.dtypes import NUMBER_FORMATS
-from shardwise.values.quantization import MIN_AMAX, ScaleBlock, ScaleKind
+from shardwise.values.scalings import MIN_AMAX, ScaleBlock, ScaleKind
 
 CASTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 

@@ -16,7 +16,7 @@ from shardwise.run.kernels.device_dispatch import has_triton
 from shardwise.run.kernels.quantization import CASTS, QuantizedTensor, quantize_matrix
 from shardwise.run.kernels.tensor_cores import cast_operand
 from shardwise.values import NumberFormat
-from shardwise.values.quantization import ScaleBlock, ScaleKind, Scaling
+from shardwise.values.scalings import ScaleBlock, ScaleKind, Scaling
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,7 +32,7 @@ from torch import Tensor
 from shardwise.run.kernels.device_dispatch import Capability, has_triton
 from shardwise.run.kernels.quantization import CASTS, QuantizedTensor, quantize_matrix
 from shardwise.values import NumberFormat, ceil_div
-from shardwise.values.quantization import WHOLE_MATRIX, ScaleBlock, ScaleKind
+from shardwise.values.scalings import WHOLE_MATRIX, ScaleBlock, ScaleKind
 
 ScaleOrder = Literal["scalar", "row", "column_major", "padded_column_major", "swizzled"]
 E4M3_ONLY = frozenset({("e4m3", "e4m3")})

@@ -31,7 +31,7 @@ def issue_policy(recipe: TrainingRecipe, *, routed: bool) -> IssuePolicy:
         reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
         statistics=ROUTER_STATISTICS[recipe.balance] if routed else "never",
-        noise_scale=recipe.noise_scale_every > 0, casts="in_products", weight_casts="each_step",
+        noise_scale=recipe.noise_scale_every > 0, casts="in_producers", weight_casts="each_step",
     )  # fmt: skip
 
 

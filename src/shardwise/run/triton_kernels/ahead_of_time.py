@@ -9,6 +9,7 @@ would be read and written at every use.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,13 +35,16 @@ from shardwise.run.triton_kernels import (
     casts,
     cross_entropy,
     expert_permutation,
+    fused_casts,
     gated_activation,
     norms,
     rotary,
 )
+from shardwise.run.triton_kernels.fused_casts import CastOptions
 from shardwise.run.triton_kernels.kernel_resources import KernelResources
 from shardwise.run.triton_kernels.traffic import WARP_LANES
 from shardwise.values.input_texts import parse_integer
+from shardwise.values.scalings import ScaleBlock, ScaleKind
 
 POINTER_TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64",
@@ -147,6 +152,7 @@ def example_launches() -> list[KernelLaunch]:
             for block, kind in (((1, 128), "fp32"), ((128, 128), "power_of_two"), ((1, 32), "e8m0"))
             for turned in (False, True)
         ),
+        *_calls_with_casts(hidden, weight),
         lambda: expert_permutation.gathered_sum(expert_rows, pairs, gates),
         lambda: expert_permutation.gathered_sum(expert_rows, pairs, None),
         lambda: expert_permutation.gate_gradient(matrix, expert_rows, pairs),
@@ -156,6 +162,22 @@ def example_launches() -> list[KernelLaunch]:
         for call in calls:
             call()
     return launches
+
+
+def _calls_with_casts(hidden: Tensor, weight: Tensor) -> Iterator[Callable[[], object]]:
+    """Yield calls of the kernels that cast what they make."""
+    shape = hidden.shape[1], weight.numel()
+    formats: tuple[tuple[ScaleBlock, ScaleKind], ...] = (((1, 128), "power_of_two"), ((1, 32), "e8m0"))
+    for block, kind in formats:
+        rows = CastOptions(torch.float8_e4m3fn, block, kind, plain=False, rows=True, columns=False)
+        rows_and_columns = rows._replace(columns=True)
+        for options, layer in itertools.product((rows, rows_and_columns), (False, True)):
+            yield partial(fused_casts.norm_forms, hidden, hidden, weight, 1e-5, options, is_layer=layer)
+        for activation in gated_activation.KINDS:
+            yield partial(fused_casts.gated_forms, activation, hidden, hidden, shape, rows_and_columns)
+            yield partial(
+                fused_casts.gated_gradient_forms, activation, (hidden, hidden, hidden), shape, rows_and_columns
+            )
 
 
 def is_supported(launch: KernelLaunch, compute_capability: int) -> bool:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shardwise.values.quantization import MIN_AMAX, ScaleBlock, ScaleKind
+from shardwise.values.scalings import MIN_AMAX, ScaleBlock, ScaleKind
 
 TILE, NUM_WARPS = 128, 16  # 32 elements a thread
 KINDS: dict[ScaleKind, int] = {"fp32": 0, "power_of_two": 1, "e8m0": 2}
@@ -36,7 +36,7 @@ def _exponent_to_float(exponents):
 
 
 @triton.jit
-def _scale_factors(amax, largest, largest_exponent, KIND: tl.constexpr):
+def scale_factors(amax, largest, largest_exponent, KIND: tl.constexpr):
     """Return the factor of elements, and the scale as it is stored: a number, or its exponent in E8M0."""
     if KIND == E8M0:
         fields = (amax.to(tl.int32, bitcast=True) & EXPONENT_BITS) >> 23
@@ -52,20 +52,34 @@ def _scale_factors(amax, largest, largest_exponent, KIND: tl.constexpr):
 
 
 @triton.jit
-def _cast_tile(
-    tile, elements, scales, rows, columns, num_rows, num_columns, largest, largest_exponent, KIND: tl.constexpr,
+def tile_pointers(matrix, first_row, first_column, num_columns, TILE: tl.constexpr):
+    """Return pointers to a tile of a contiguous matrix: one of 64 bits, and offsets of 32 bits, which take fewer registers."""
+    offsets = tl.arange(0, TILE)[:, None] * num_columns + tl.arange(0, TILE)[None, :]
+    return matrix + (first_row.to(tl.int64) * num_columns + first_column) + offsets
+
+
+@triton.jit
+def inside_of_tile(first_row, first_column, num_rows, num_columns, TILE: tl.constexpr):
+    """Return which elements of a tile a matrix has."""
+    rows, columns = first_row + tl.arange(0, TILE), first_column + tl.arange(0, TILE)
+    return (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+
+
+@triton.jit
+def cast_tile(
+    tile, elements, scales, first_row, first_column, num_rows, num_columns, largest, largest_exponent, KIND: tl.constexpr,
     WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Cast a tile with a scale for each `WIDTH` elements of a row, and store it in a contiguous matrix."""
     parts = tl.reshape(tile, (TILE, TILE // WIDTH, WIDTH))
-    encode, scale = _scale_factors(tl.max(tl.abs(parts), axis=2), largest, largest_exponent, KIND)
+    encode, scale = scale_factors(tl.max(tl.abs(parts), axis=2), largest, largest_exponent, KIND)
     values = tl.reshape(parts * encode[:, :, None], (TILE, TILE))
     values = tl.minimum(tl.maximum(values, -largest), largest)
-    inside = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-    offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    tl.store(elements + offsets, values.to(elements.dtype.element_ty), mask=inside)
-    num_blocks = tl.cdiv(num_columns, WIDTH)
-    blocks = tl.min(columns) // WIDTH + tl.arange(0, TILE // WIDTH)
+    inside = inside_of_tile(first_row, first_column, num_rows, num_columns, TILE)
+    pointers = tile_pointers(elements, first_row, first_column, num_columns, TILE)
+    tl.store(pointers, values.to(elements.dtype.element_ty), mask=inside)
+    num_blocks, rows = tl.cdiv(num_columns, WIDTH), first_row + tl.arange(0, TILE)
+    blocks = first_column // WIDTH + tl.arange(0, TILE // WIDTH)
     block_inside = (rows < num_rows)[:, None] & (blocks < num_blocks)[None, :]
     # Tensor cores take scales of 1x128 with the rows of a block side by side, and copy those of 1x32 into an order of their own.
     row_stride, block_stride = (num_blocks, 1) if WIDTH < TILE else (1, num_rows)
@@ -79,16 +93,17 @@ def cast_rows_in_blocks_kernel(
     largest_exponent, KIND: tl.constexpr, WIDTH: tl.constexpr, HAS_TRANSPOSED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Cast a tile by blocks of its rows, and its transposed copy by blocks of its columns."""
-    rows, columns = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * TILE + tl.arange(0, TILE)
-    inside = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    first_row, first_column = tl.program_id(0) * TILE, tl.program_id(1) * TILE
+    rows, columns = first_row + tl.arange(0, TILE), first_column + tl.arange(0, TILE)
+    inside = inside_of_tile(first_row, first_column, num_rows, num_columns, TILE)
     offsets = rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride
     tile = tl.load(matrix + offsets, mask=inside, other=0.0).to(tl.float32)
-    _cast_tile(
-        tile, elements, scales, rows, columns, num_rows, num_columns, largest, largest_exponent, KIND, WIDTH, TILE
-    )
+    cast_tile(
+        tile, elements, scales, first_row, first_column, num_rows, num_columns, largest, largest_exponent, KIND, WIDTH, TILE
+    )  # fmt: skip
     if HAS_TRANSPOSED:
-        _cast_tile(
-            tl.trans(tile), transposed, transposed_scales, columns, rows, num_columns, num_rows, largest,
+        cast_tile(
+            tl.trans(tile), transposed, transposed_scales, first_column, first_row, num_columns, num_rows, largest,
             largest_exponent, KIND, WIDTH, TILE,
         )  # fmt: skip
 
@@ -104,7 +119,7 @@ def cast_tiles_kernel(
     offsets = rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride
     tile = tl.load(matrix + offsets, mask=inside, other=0.0).to(tl.float32)
     amax = tl.max(tl.max(tl.abs(tile), axis=1), axis=0)
-    encode, scale = _scale_factors(tl.zeros([1], tl.float32) + amax, largest, largest_exponent, KIND)
+    encode, scale = scale_factors(tl.zeros([1], tl.float32) + amax, largest, largest_exponent, KIND)
     values = tl.minimum(tl.maximum(tile * encode[:, None], -largest), largest)
     stored = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
     tl.store(elements + stored, values.to(elements.dtype.element_ty), mask=inside)

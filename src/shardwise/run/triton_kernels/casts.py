@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shardwise.values.quantization import MIN_AMAX
+from shardwise.values.scalings import MIN_AMAX
 
 ROWS, COLUMNS, NUM_WARPS = 16, 128, 4  # a tile of a program: whole 32-byte sectors whichever dim is contiguous
 LEAST = tl.constexpr(MIN_AMAX)

@@ -29,14 +29,15 @@ KINDS = {"swiglu": SWIGLU, "geglu": GEGLU, "clamped_swiglu": CLAMPED_SWIGLU, "ga
 
 
 @triton.jit
-def _activation(gate, KIND: tl.constexpr):
+def activation(gate, KIND: tl.constexpr):
     """Return act(gate) and its derivative, in float32."""
     if KIND == GEGLU:
         inner = (gate + gate * gate * gate * GELU_CUBIC) * GELU_FACTOR
         share = tanh(inner)
         slope = (gate * gate * (3.0 * GELU_CUBIC) + 1.0) * GELU_FACTOR
-        value = 0.5 * gate * (1.0 + share)
-        derivative = 0.5 * (1.0 + share) + 0.5 * gate * (1.0 - share * share) * slope
+        half = 0.5 * (1.0 + share)
+        value = gate * half
+        derivative = half * (1.0 + gate * (1.0 - share) * slope)
     elif KIND == CLAMPED_SWIGLU:
         low = tl.minimum(gate, CLAMP)
         share = tl.sigmoid(low * SLOPE)
@@ -54,7 +55,7 @@ def _activation(gate, KIND: tl.constexpr):
 
 
 @triton.jit
-def _linear_factor(up, KIND: tl.constexpr):
+def linear_factor(up, KIND: tl.constexpr):
     """Return the factor that `up` enters by, in float32."""
     if KIND == CLAMPED_SWIGLU:
         up = tl.minimum(tl.maximum(up, -CLAMP), CLAMP) + 1.0
@@ -62,13 +63,37 @@ def _linear_factor(up, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated_value(gate, up, KIND: tl.constexpr):
+    """Return act(gate) · up, in float32."""
+    value, _ = activation(gate, KIND)
+    return value * linear_factor(up, KIND)
+
+
+@triton.jit
+def gate_gradient(gradient, gate, up, KIND: tl.constexpr):
+    """Return the gradient of gate, in float32."""
+    _, derivative = activation(gate, KIND)
+    return gradient * linear_factor(up, KIND) * derivative
+
+
+@triton.jit
+def up_gradient(gradient, gate, up, KIND: tl.constexpr):
+    """Return the gradient of up, in float32; its value counts in `clamped_swiglu` alone."""
+    value, _ = activation(gate, KIND)
+    through_up = gradient * value
+    if KIND == CLAMPED_SWIGLU:
+        through_up = tl.where(tl.abs(up) <= CLAMP, through_up, 0.0)
+    return through_up
+
+
+@triton.jit
 def gated_forward_kernel(gate, up, out, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Write act(gate) · up of a block of elements."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = index < size
-    value, _ = _activation(tl.load(gate + index, mask=inside).to(tl.float32), KIND)
-    factor = _linear_factor(tl.load(up + index, mask=inside).to(tl.float32), KIND)
-    tl.store(out + index, (value * factor).to(out.dtype.element_ty), mask=inside)
+    gate_values = tl.load(gate + index, mask=inside).to(tl.float32)
+    result = gated_value(gate_values, tl.load(up + index, mask=inside).to(tl.float32), KIND)
+    tl.store(out + index, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -77,14 +102,11 @@ def gated_backward_kernel(dy, gate, up, dgate, dup, size, KIND: tl.constexpr, BL
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = index < size
     gradient = tl.load(dy + index, mask=inside).to(tl.float32)
-    value, derivative = _activation(tl.load(gate + index, mask=inside).to(tl.float32), KIND)
+    gate_values = tl.load(gate + index, mask=inside).to(tl.float32)
     linear = tl.load(up + index, mask=inside).to(tl.float32)
-    through_up = gradient * value
-    if KIND == CLAMPED_SWIGLU:
-        through_up = tl.where(tl.abs(linear) <= CLAMP, through_up, 0.0)
-    through_gate = gradient * _linear_factor(linear, KIND) * derivative
+    through_gate = gate_gradient(gradient, gate_values, linear, KIND)
     tl.store(dgate + index, through_gate.to(dgate.dtype.element_ty), mask=inside)
-    tl.store(dup + index, through_up.to(dup.dtype.element_ty), mask=inside)
+    tl.store(dup + index, up_gradient(gradient, gate_values, linear, KIND).to(dup.dtype.element_ty), mask=inside)
 
 
 def gated_forward(kind: str, gate: Tensor, up: Tensor) -> Tensor:

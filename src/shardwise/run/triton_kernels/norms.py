@@ -28,12 +28,11 @@ WARPS_PER_MULTIPROCESSOR, MIN_PROGRAMS_PER_MULTIPROCESSOR = 32, 2
 
 
 @triton.jit
-def norm_forward_kernel(
-    x, residual, weight, total, out, mean, inverse, width, epsilon,
+def normalise_row(
+    x, residual, weight, total, mean, inverse, row, width, epsilon,
     IS_LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Normalise a row, after adding the residual to it, and write the sum, the result and the statistics."""
-    row = tl.program_id(0).to(tl.int64)
+    """Return the norm of a row in float32, after adding the residual to it, and write the sum and the statistics."""
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     offsets = row * width + columns
@@ -50,7 +49,21 @@ def norm_forward_kernel(
     factor = tl.rsqrt(tl.sum(values * values) / width + epsilon)
     tl.store(inverse + row, factor)
     scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + offsets, (values * factor * scale).to(out.dtype.element_ty), mask=inside)
+    return values * factor * scale
+
+
+@triton.jit
+def norm_forward_kernel(
+    x, residual, weight, total, out, mean, inverse, width, epsilon,
+    IS_LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalise a row, after adding the residual to it, and write the sum, the result and the statistics."""
+    row = tl.program_id(0).to(tl.int64)
+    result = normalise_row(
+        x, residual, weight, total, mean, inverse, row, width, epsilon, IS_LAYER, HAS_RESIDUAL, BLOCK
+    )
+    columns = tl.arange(0, BLOCK)
+    tl.store(out + row * width + columns, result.to(out.dtype.element_ty), mask=columns < width)
 
 
 @triton.jit
@@ -102,7 +115,7 @@ def norm_forward(
     if num_rows:
         norm_forward_kernel[(num_rows,)](
             x, x if residual is None else residual, weight, total, out, mean, inverse, width, epsilon, IS_LAYER=is_layer,
-            HAS_RESIDUAL=residual is not None, BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
+            HAS_RESIDUAL=residual is not None, BLOCK=triton.next_power_of_2(width), num_warps=num_warps_of(width),
         )  # fmt: skip
     return total, out, mean, inverse
 
@@ -130,17 +143,17 @@ def norm_backward(
         norm_backward_kernel[(num_programs,)](
             dy, x, weight, mean, inverse, dy if dtotal is None else dtotal, dx, parts, num_rows, width,
             IS_LAYER=is_layer, HAS_RESIDUAL=dtotal is not None, NEEDS_WEIGHT=needs_weight,
-            BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
+            BLOCK=triton.next_power_of_2(width), num_warps=num_warps_of(width),
         )  # fmt: skip
     return dx, parts.sum(dim=0).to(weight.dtype).view(weight.shape) if needs_weight else None
 
 
-def _num_warps(width: int) -> int:
+def num_warps_of(width: int) -> int:
     return min(max(int(triton.next_power_of_2(width)) // (ELEMENTS_PER_THREAD * THREADS_PER_WARP), 1), MAX_WARPS)
 
 
 def _num_programs(x: Tensor, weight: Tensor) -> int:
     """Return how many programs share the rows of a backward pass."""
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    by_warps = WARPS_PER_MULTIPROCESSOR // _num_warps(weight.numel())
+    by_warps = WARPS_PER_MULTIPROCESSOR // num_warps_of(weight.numel())
     return min(x.numel() // weight.numel(), max(by_warps, MIN_PROGRAMS_PER_MULTIPROCESSOR) * multiprocessors)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Lanes of a warp, and bytes of the pieces in which memory is read (CUDA C++ Best Practices Guide, coalesced access).
 WARP_LANES, SECTOR_BYTES = 32, 32
@@ -92,6 +93,48 @@ def block_cast_traffic(
     turned_blocks = 0 if height > 1 else num_columns * -(-num_rows // width)
     stored = size + scale_bytes * blocks + has_transposed * (size + scale_bytes * turned_blocks)
     return Traffic(size * itemsize, stored)
+
+
+class FormSizes(NamedTuple):
+    """Forms in which a kernel writes a result, elements of a row that share a scale, and bytes of a scale."""
+
+    plain: bool
+    rows: bool
+    columns: bool
+    block: int
+    scale_bytes: int
+
+    def stored_bytes(self, num_rows: int, num_columns: int, itemsize: int) -> int:
+        """Return the bytes of all forms of a result [num_rows, num_columns]."""
+        size = num_rows * num_columns
+        scales = {"rows": num_rows * -(-num_columns // self.block), "columns": num_columns * -(-num_rows // self.block)}
+        casts = sum(size + self.scale_bytes * scales[form] for form in scales if getattr(self, form))
+        return size * itemsize * self.plain + casts
+
+
+CAST_TILE = 128  # rows and columns of the tiles in which columns are cast
+
+
+def norm_forms_traffic(
+    num_rows: int, width: int, itemsize: int, forms: FormSizes, *, is_layer: bool, has_residual: bool
+) -> Traffic:
+    """Return the traffic of a norm that casts its result: one pass or, with columns, a second one that reads the sum, and for
+    each tile the statistics of its rows and the weight of its columns."""
+    traffic = norm_forward_traffic(num_rows, width, itemsize, is_layer=is_layer, has_residual=has_residual)
+    traffic.stored_bytes += forms.stored_bytes(num_rows, width, itemsize) - num_rows * width * itemsize
+    if forms.columns:
+        statistics = num_rows * STATISTIC_BYTES * (2 if is_layer else 1) * -(-width // CAST_TILE)
+        traffic.loaded_bytes += (num_rows + -(-num_rows // CAST_TILE)) * width * itemsize + statistics
+    return traffic
+
+
+def gated_forms_traffic(
+    num_rows: int, num_columns: int, itemsize: int, forms: FormSizes, *, backward: bool, clamps: bool = False
+) -> Traffic:
+    """Return the traffic of a gated activation that casts its result, or both its gradients. For the second of these it reads dy
+    and gate again, which a cache answers, and up too where the activation `clamps` it."""
+    size, stored = num_rows * num_columns * itemsize, forms.stored_bytes(num_rows, num_columns, itemsize)
+    return Traffic((5 + clamps) * size, 2 * stored) if backward else Traffic(2 * size, stored)
 
 
 def gathered_sum_traffic(
