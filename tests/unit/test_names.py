@@ -111,7 +111,7 @@ def test_a_folder_takes_precedence_over_an_id(tmp_path: Path, monkeypatch: pytes
         ("a", [], []),
     ],
 )
-def test_the_nearest_names_are_the_expected_ones(text: object, candidates: list[object], names: list[str]) -> None:
+def test_misspelt_names_have_these_nearest_names(text: object, candidates: list[object], names: list[str]) -> None:
     assert find_nearest_names(text, candidates) == names
 
 

@@ -82,7 +82,7 @@ def test_another_unit_is_refused(text: str, unit: str, required: str) -> None:
         ("--set chip.vmem_bytes", "B"), ("num_layers", ""), ("bytes_per_element", ""), ("power_w", ""),
     ],
 )  # fmt: skip
-def test_names_have_units(name: str, unit: str) -> None:
+def test_units_are_inferred_from_names(name: str, unit: str) -> None:
     assert unit_from_name(name) == unit
 
 

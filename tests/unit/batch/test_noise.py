@@ -115,7 +115,7 @@ def test_a_file_without_a_noise_scale_is_refused(tmp_path: Path, text: str, prob
         parse_noise_scale(tmp_path)
 
 
-def test_a_step_without_a_noise_scale_is_refused() -> None:
+def test_inputs_without_a_noise_scale_are_refused() -> None:
     with pytest.raises(InputError, match="a curvature above 0"):
         quadratic_step([1, 0], [-1, 1], [1, 1])
     with pytest.raises(InputError, match=r"hessian: found shape \(3, 3\)"):

@@ -160,7 +160,7 @@ def test_a_batch_of_partial_sequences_is_refused_with_the_nearest_valid_one() ->
         ramp_from_phases([(0, 1000)], 1024)
 
 
-def test_a_ramp_can_be_rewound_and_resumed() -> None:
+def test_a_ramp_can_be_cut_at_a_step_and_extended() -> None:
     ramp = BatchRamp(((0, 2), (3, 4), (7, 8)))
     assert [ramp.until(step).values[-1] for step in (0, 2, 3, 6, 7, 8)] == [
         (0, 2),

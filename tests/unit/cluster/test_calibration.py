@@ -97,7 +97,7 @@ def test_a_chip_without_a_similar_one_has_the_priors() -> None:
     )  # no faster than a micro-benchmark
 
 
-def test_links_have_the_rates_that_collectives_reach() -> None:
+def test_links_are_scaled_by_the_fractions_within_and_between_nodes() -> None:
     cluster = load_cluster("h100:64")
     inner, outer = scale_rates(cluster.topology, 0.5, 0.25).tiers  # type: ignore[union-attr]
     assert (inner.fraction, outer.fraction) == (0.5, 0.25)

@@ -151,7 +151,7 @@ PRICES = {
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_a_price_has_a_date_a_region_and_a_kind_of_sale(name: str) -> None:
+def test_a_price_has_a_date_a_source_and_a_kind_of_sale(name: str) -> None:
     chip = load_chip(name)
     assert (chip.price_usd_per_hour, chip.price_date) == PRICES.get(name, (None, None))
     if name in PRICES:

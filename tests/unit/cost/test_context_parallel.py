@@ -83,7 +83,7 @@ def test_a_window_balances_a_plain_ring() -> None:
     assert uneven.time["forward"] == pytest.approx(even.time["forward"], rel=0.01)
 
 
-def test_ulysses_moves_an_eighth_of_what_gathering_moves() -> None:
+def test_ulysses_moves_nine_shards_instead_of_six_whole_tensors() -> None:
     """Each device sends 7/8 of its queries, keys, values and results, once each way; a gather receives those of 7 other
     devices."""
     model = dataclasses.replace(MODEL, num_kv_heads=MODEL.num_heads)

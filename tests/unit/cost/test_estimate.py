@@ -162,7 +162,7 @@ def test_gathered_and_scattered_at_the_peak_of_the_trainer_by_hand() -> None:
 
 
 def test_buffers_of_scattered_gradients_under_zero_1_by_hand() -> None:
-    """The peak is at the loss: one of two devices has a part of the head's gradients, which rest whole, in bf16 (2 bytes)."""
+    """At the loss: the head's gradients rest whole; the buffer has the part of one of two devices, in bf16 (2 bytes)."""
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
     sharded, replicated = (

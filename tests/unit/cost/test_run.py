@@ -79,7 +79,7 @@ def test_totals_carry_the_interval_of_the_step() -> None:
     assert plan_run().usd_interval90 is None  # a bound
 
 
-def test_totals_without_an_interval_of_the_step_have_none() -> None:
+def test_unknown_totals_have_no_interval() -> None:
     cluster = sw.load_cluster("tpu-v5p:4x4x4", stack="maxtext")
     run = sw.plan("llama-3-8b", cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11)).run
     assert run is not None

@@ -166,7 +166,7 @@ def test_time_of_gradients_exchanged_over_pp(
 
 
 def test_dualpipe_hides_the_experts_traffic_of_pairs() -> None:
-    """Of 32 micro-batches, 16 plus 7 run in pairs: their AllToAlls hide, and those of the others do not."""
+    """Of 32 micro-batches on 8 stages, 23 run in pairs: their AllToAlls hide, and those of the other 9 do not."""
     model, job = load_model("qwen3-30b-a3b"), Job(global_batch_tokens=8 * 32 * 4096, seq_len=4096)
     shape = Layout(fsdp=8, ep=8, pp=8, zero_stage=1, schedule="1f1b")
     plain = estimate(Problem(model, load_cluster("h100:64"), job), shape)

@@ -41,7 +41,7 @@ def test_a_parts_colour_does_not_depend_on_other_parts() -> None:
     assert fills == [BLUE, GREEN]
 
 
-def test_terms_have_different_colours() -> None:
+def test_terms_have_the_colours_of_the_palette() -> None:
     chart = bar_chart("", "", {"": {"tp": 1.0, "bubble": 2.0, "weights": 1.0}}, unit="s")
     fills = [mark.fill for mark in draw(chart).marks if isinstance(mark, Rect) and mark.height == HEIGHT]
     assert fills == [TERM_COLOURS["tp"], TERM_COLOURS["bubble"], BLUE]

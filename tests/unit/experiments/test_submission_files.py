@@ -119,6 +119,6 @@ def test_a_nemo_run_script_has_the_documented_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_settings_of_an_unknown_form_are_refused(tmp_path: Path, form: str) -> None:
+def test_unknown_settings_are_refused(tmp_path: Path, form: str) -> None:
     with pytest.raises(Exception, match="found 'colour'"):
         submit(tmp_path, form, colour="red")

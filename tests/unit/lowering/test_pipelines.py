@@ -107,7 +107,7 @@ def test_every_sent_message_is_received(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_loss_is_in_the_forward_pass_unless_the_backward_pass_follows_at_once(schedule: str) -> None:
+def test_schedules_whose_backward_pass_follows_the_forward_pass(schedule: str) -> None:
     turns = {rank.backward_follows_forward for rank in programs_by_rank("dense", schedule)}
     assert turns == {schedule not in ("afab", "looped_bfs", "dualpipe")}
 

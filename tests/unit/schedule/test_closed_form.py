@@ -34,7 +34,7 @@ def test_interleaving_keeps_more_in_flight_on_the_first_stage(pp: int, virtual: 
     assert ratio == pytest.approx(1 + (pp - 1) / (pp * virtual))
 
 
-def test_bubble_of_8_stages_interleaved_twice() -> None:
+def test_memory_of_8_stages_interleaved_twice() -> None:
     assert in_flight_interleaved(8, 10_000, 2, 0) / in_flight_1f1b(8, 10_000, 0) == 1.4375
 
 

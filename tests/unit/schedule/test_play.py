@@ -47,7 +47,7 @@ def test_a_pair_takes_its_stated_time_or_the_sum_of_its_parts() -> None:
     ]
 
 
-def test_an_empty_list_takes_no_time() -> None:
+def test_passes_of_zero_length_take_no_time() -> None:
     zero = (0.0, 0.0)
     line = play_actions(build_actions("1f1b", 2, 2), Durations(forward=zero, input=zero, weight=zero))
     assert (line.makespan, line.bubble, line.idle_fraction) == (0.0, 0.0, 0.0)

@@ -58,7 +58,7 @@ def describe_actions(strategy: ProductStrategy) -> list[str]:
         ("A[I, J_X] * B[J_X, K_Y] -> C[I_X, K_Y]", ["A[I, J_X] * B[J_X, K_Y]", "reduce_scatter A*B"]),
     ],
 )
-def test_products_with_a_single_strategy(text: str, actions: list[str]) -> None:
+def test_simple_products_have_the_expected_strategy(text: str, actions: list[str]) -> None:
     assert describe_actions(solve(text, {"X": 4, "Y": 2}, {"I": 64, "J": 64, "K": 64})[0]) == actions
 
 

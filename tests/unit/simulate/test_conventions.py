@@ -67,9 +67,9 @@ def test_a_step_without_a_pipeline_equals_the_estimate(case: tuple[str, str, str
 @pytest.mark.parametrize("precision", ["bf16", "fp8_current"])
 @pytest.mark.parametrize("stack", [None, "compiled"])
 def test_casts_and_launches_are_simulated(precision: str, stack: str | None) -> None:
-    """A measured stack launches every kernel from the host. Exposed shares are not simulated, so the convention is stated.
+    """A measured stack launches every kernel from the host. Its exposed share is not simulated, so that the convention applies.
 
-    The stack has no slow host and no collectives beside weight gradients, which a convention would hide a second time."""
+    The stack has no slow host and no collectives beside weight gradients, whose time a convention would hide a second time."""
     cluster = load_cluster("h100:64", stack=stack)
     for model, layout in (
         ("llama-3-8b", "fsdp=32 tp=2 recompute=full"),

@@ -168,7 +168,7 @@ def test_transfers_of_a_step_equal_the_estimates() -> None:
 
 def test_uneven_virtual_stages_have_the_played_bubble() -> None:
     """Llama-3-405B on 16 stages of 7 virtual ones: 126 layers on 112, so some have two, and the others wait for them. The
-    price is two fifths above the closed form; it counts the head, which shares a virtual stage with a layer, separately."""
+    price, which leaves out the head (it shares a virtual stage with a layer), is two fifths above the closed form."""
     layout = "fsdp=128 tp=8 pp=16 num_virtual_stages=7 zero_stage=1"
     job = Job(global_batch_tokens=2**24, seq_len=8192)
     model, cluster = load_model("llama-3-405b"), load_cluster("h100:16384")
