@@ -9,12 +9,14 @@ from shardwise.serve.formats import ServingFormats
 from shardwise.values import InputError
 
 # Models of the catalogue whose weights on the Hugging Face hub are quantized, from the quantization_config of each:
-# deepseek-ai/DeepSeek-V3 and moonshotai/Kimi-K2-Instruct have fp8 with weight_block_size [128, 128], openai/gpt-oss-20b and
-# -120b have mxfp4 with attention, router, embedding and head left out (2025); MiniMaxAI/MiniMax-M2.5 and zai-org/GLM-5-FP8 have
-# fp8 with blocks of [128, 128] (2026). The others are in bf16.
+# deepseek-ai/DeepSeek-V3, -V3.2 and moonshotai/Kimi-K2-Instruct have fp8 with weight_block_size [128, 128], openai/gpt-oss-20b
+# and -120b have mxfp4 with attention, router, embedding and head left out (2025); MiniMaxAI/MiniMax-M2, -M2.5 and
+# zai-org/GLM-5-FP8 have fp8 with blocks of [128, 128] (2025, 2026). The others are in bf16.
 PUBLISHED: Mapping[str, ServingFormats] = {
     "deepseek-v3": ServingFormats(weights="fp8_block"),
+    "deepseek-v3.2": ServingFormats(weights="fp8_block"),
     "kimi-k2": ServingFormats(weights="fp8_block"),
+    "minimax-m2": ServingFormats(weights="fp8_block"),
     "minimax-m2.5": ServingFormats(weights="fp8_block"),
     "glm-5": ServingFormats(weights="fp8_block"),
     "gpt-oss-20b": ServingFormats(experts="mxfp4"),

@@ -157,6 +157,31 @@ def test_the_catalogue_has_the_values_of_released_models(name: str) -> None:
         assert load_model(name).numerics == add_numerics(sw.load_model(name), table["config"]).numerics
 
 
+# Keys of released config.json files that differ from the defaults of transformers' classes: rope_theta, rope_scaling (factor,
+# original_max_position_embeddings), final_logit_softcapping, routed_scaling_factor, n_group and topk_group.
+RELEASED: dict[str, tuple[float, float, int, float | None, tuple[float, int, int]]] = {
+    "deepseek-v3.2": (1e4, 40.0, 4096, None, (2.5, 8, 4)),  # deepseek-ai/DeepSeek-V3.2
+    "llama-4-scout": (5e5, 16.0, 8192, None, (1.0, 1, 1)),  # text_config of Llama-4-Scout-17B-16E-Instruct
+    "gemma-4-26b-a4b": (1e6, 1.0, 0, 30.0, (1.0, 1, 1)),  # nvidia/Gemma-4-26B-A4B-NVFP4, its text_config
+    "gemma-4-31b": (1e6, 1.0, 0, 30.0, (1.0, 1, 1)),  # nvidia/Gemma-4-31B-IT-NVFP4, its text_config
+    "qwen3-next-80b-a3b": (1e7, 1.0, 0, None, (1.0, 1, 1)),  # Qwen/Qwen3-Next-80B-A3B-Instruct
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_numerics_of_recent_models_are_not_those_of_a_class(name: str) -> None:
+    model = sw.load_model(name)
+    numerics, (base, factor, positions, cap, gating) = model.numerics, RELEASED[name]
+    assert (numerics.rotary.base, numerics.rotary.factor, numerics.rotary.original_positions) == (
+        base,
+        factor,
+        positions,
+    )
+    assert numerics.logit_cap == cap
+    assert (numerics.gating.scale, numerics.gating.groups, numerics.gating.chosen_groups) == gating
+    assert model.num_predict_layers == (name == "deepseek-v3.2")
+
+
 def test_numerics_of_released_models_equal_their_configs() -> None:
     assert sw.load_model("llama-3-8b").numerics == Numerics(norm_epsilon=1e-5, rotary=Rotary(base=500_000.0))
     gemma = sw.load_model("gemma-2-27b").numerics

@@ -78,7 +78,8 @@ def nearest_published_runs(problem: Problem) -> NearestRuns:
     ]  # fmt: skip
     of_model = [
         indexed for indexed in same_kind
-        if (indexed.num_layers, indexed.d_model, indexed.num_experts)
+        if not architecture.index_topk  # none of the models that were published has an indexer
+        and (indexed.num_layers, indexed.d_model, indexed.num_experts)
         == (architecture.num_layers, architecture.d_model, architecture.num_experts)
         and abs(indexed.params / params - 1) <= PARAMETERS_TOLERANCE
     ]  # fmt: skip
