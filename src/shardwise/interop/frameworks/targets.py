@@ -10,7 +10,7 @@ from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanot
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.megatron import bridge_recipe, deepspeed_fork, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
-from shardwise.interop.frameworks.trainers import axolotl, llama_factory, sft_scripts
+from shardwise.interop.frameworks.trainers import axolotl, llama_factory, ms_swift, sft_scripts
 from shardwise.interop.launches.export_launch import ExportedLaunch, export
 from shardwise.interop.launches.launch import Launch, Machines, launch_from_plan
 from shardwise.interop.launches.target import Target
@@ -26,7 +26,14 @@ _TARGETS = (
 )  # fmt: skip
 TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
 # Targets whose launches are read: trainers and Megatron-DeepSpeed too, which are not written.
-_READ_ONLY = (axolotl.TARGET, llama_factory.TARGET, sft_scripts.OPENRLHF, sft_scripts.VERL, deepspeed_fork.TARGET)
+_READ_ONLY = (
+    axolotl.TARGET,
+    llama_factory.TARGET,
+    ms_swift.TARGET,
+    sft_scripts.OPENRLHF,
+    sft_scripts.VERL,
+    deepspeed_fork.TARGET,
+)
 READERS: Mapping[str, Target] = {**TARGETS, **{target.name: target for target in _READ_ONLY}}
 
 

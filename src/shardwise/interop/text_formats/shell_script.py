@@ -24,7 +24,7 @@ MAX_VARIABLE_DEPTH = 20  # variables whose values name variables
 _DEFAULT = r"(?::?-((?:[^{}$]|\$\w+)*))?"
 _VARIABLE = re.compile(r"\$\{(\w+)\[[@*]\]\}|\$\{(\w+)" + _DEFAULT + r"\}|\$([A-Za-z_]\w*|\d)")
 _WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[[@*]\]\}"')  # expands to the array's words, each quoted
-_ARITHMETIC = re.compile(r"\$\(\(([^;]*?)\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(([^;]*?)\)\)|\$\(expr\s+([^;()]*?)\)")  # $((a + b)) and $(expr a + b)
 _COMMENT = re.compile(r"(^|(?<=\s))#[^\n]*")
 _UNSET = re.compile(r"\$\{?\w+[^}\s\"]*\}?")  # a variable that is not set counts as an empty text in a condition
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -112,8 +112,10 @@ class ShellVariables:
         return replacement if replacement is not None else match[3] if match[3] is not None else match[0]
 
     def _arithmetic_value(self, match: re.Match[str]) -> str:
-        """Return the value of $((...)), or its text if it has none."""
-        expression = re.sub(r"[A-Za-z_]\w*", lambda name: self.texts.get(name[0], name[0]), match[1])
+        """Return the value of $((...)) or $(expr ...), or its text if it has none."""
+        expression = re.sub(
+            r"[A-Za-z_]\w*", lambda name: self.texts.get(name[0], name[0]), match[1] or match[2].replace("\\*", "*")
+        )
         try:
             return str(_evaluate_arithmetic(ast.parse(expression.strip(), mode="eval").body))
         except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
