@@ -68,6 +68,7 @@ def error_without_plan(reasons: Iterable[NoPlanReason | None], lines: Sequence[s
 
 
 FIT_ADVICE = "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
+ADAPTER_ADVICE = ", or train low-rank adapters alone (--set model.lora_rank=16)"
 COMPARED_FIELDS = (
     "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "micro_batch_seqs",
     "recompute", "recompute_layers", "offload",
@@ -123,10 +124,11 @@ def describe_excess(layout: object, estimate: Estimate, *, narrowed: bool = Fals
     largest = sorted(estimate.memory, key=lambda term: -estimate.memory[term])[:3]
     parts = ", ".join(f"{term} {format_bytes(estimate.memory[term])}" for term in largest)
     over = estimate.memory_bytes - estimate.memory_capacity_bytes
+    adapters = ADAPTER_ADVICE if largest[:1] == ["optimizer"] else ""  # frozen weights have no state of an optimizer
     return (
         f"no legal layout fits: the leanest ({layout}) needs {format_bytes(estimate.memory_bytes)} of "
         f"{format_bytes(estimate.memory_capacity_bytes)} on each device, {format_bytes(over)} too much ({parts}); "
-        f"{remedies}{'loosen a pin or a maximum, or ' if narrowed else ''}{FIT_ADVICE}"
+        f"{remedies}{'loosen a pin or a maximum, or ' if narrowed else ''}{FIT_ADVICE}{adapters}"
     )
 
 

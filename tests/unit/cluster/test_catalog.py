@@ -18,7 +18,8 @@ from shardwise.values.units import parse_quantity
 
 CHIPS = (
     "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "a100-40gb", "a100-80gb", "a100-80gb-pcie", "h100",
-    "h100-pcie", "h200", "h800", "l40s", "b200", "b300", "gb200", "gb300", "mi250x", "mi300x", "mi325x", "mi355x", "v100", "cpu",
+    "h100-pcie", "h200", "h800", "l40s", "rtx-4090", "b200", "b300", "gb200", "gb300", "mi250x", "mi300x", "mi325x",
+    "mi355x", "v100", "cpu",
 )  # fmt: skip
 MATMUL = {
     "a100-40gb": (271.2, 312), "a100-80gb": (271.2, 312), "a100-80gb-pcie": (252.9, 312), "h100": (794.5, 989),

@@ -155,6 +155,6 @@ def test_plain_numbers_are_in_their_ranges(name: str) -> None:
     if chip.price_usd_per_hour is not None:
         assert 0.5 < chip.price_usd_per_hour < 15
     if "runtime_bytes" in entry:
-        assert 0.001 < chip.runtime_bytes / chip.memory_bytes < 0.05
+        assert 0.001 < chip.runtime_bytes / chip.memory_bytes < 0.07  # 1.5 GB of an RTX 4090
     if name != "cpu":
         assert 0.008 < chip.memory_bytes / chip.memory_bytes_per_s < 0.06
