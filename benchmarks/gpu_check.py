@@ -300,6 +300,53 @@ def run_loss(*, tiny: bool) -> dict[str, Any]:
     return {"loss": asdict(loss), "copy": asdict(copy), "ratio": loss.seconds / copy.seconds}
 
 
+def run_casts(*, tiny: bool) -> dict[str, Any]:
+    """Time norms and gated activations that cast their results to MXFP8 in both orders, and the kernels with a cast behind each
+    (16,384 tokens of Llama 3.2 3B's widths); their numbers are the same."""
+    import torch
+
+    from shardwise.measure.microbenchmarks.device_timers import device_timer
+    from shardwise.measure.microbenchmarks.timing import time_cold_kernel
+    from shardwise.run.kernels.activation_casts import OutputCast
+    from shardwise.run.kernels.elementwise import FUNCTIONS, gated_forms, gated_gradient_forms, gated_gradients
+    from shardwise.run.kernels.norms import NORMS
+    from shardwise.values.dtypes import NUMBER_FORMATS
+    from shardwise.values.scalings import SCALINGS
+
+    where, (tokens, width, hidden) = device(), (128, 64, 96) if tiny else (16_384, 3072, 8192)
+    cast = OutputCast(("rows", "columns"), NUMBER_FORMATS["e4m3"], SCALINGS["mx"].block, SCALINGS["mx"].kind)
+    generator, norm, timer = torch.Generator().manual_seed(0), NORMS["rms_norm"], device_timer(where)
+
+    def random(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator).to(where, torch.bfloat16)
+
+    terms, weight = (random(1, tokens, width), random(1, tokens, width)), random(width)
+    dy, gate, up = (random(1, tokens, hidden) for _ in range(3))
+    ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "norm": (
+            lambda: norm.forward_of_sum(terms, weight, 1e-5, cast)[1],
+            lambda: cast.of(norm.forward_of_sum(terms, weight, 1e-5)[1][0]),
+        ),
+        "gated activation": (
+            lambda: gated_forms("swiglu", cast, gate, up), lambda: cast.of(FUNCTIONS["swiglu"](gate, up))
+        ),
+        "its gradients": (
+            lambda: gated_gradient_forms("swiglu", (cast, cast), dy, gate, up),
+            lambda: tuple(form for result in gated_gradients("swiglu", dy, gate, up) for form in cast.of(result)),
+        ),
+    }  # fmt: skip
+    seconds: dict[str, dict[str, float]] = {}
+    for name, (in_kernel, behind) in ways.items():
+        for computed, expected in zip(in_kernel(), behind(), strict=True):
+            pairs = zip(computed.quantized.widen(), expected.quantized.widen(), strict=True)
+            if not all(torch.equal(*pair) for pair in pairs):
+                raise SystemExit(f"{name}: casts in the kernel are not those behind it")
+        fused, apart = (time_cold_kernel(way, timer).seconds for way in (in_kernel, behind))
+        seconds[name] = {"in_kernel": fused, "behind": apart, "ratio": fused / apart}
+    total = {way: sum(times[way] for times in seconds.values()) for way in ("in_kernel", "behind")}
+    return {"kernels": seconds, **total, "ratio": total["in_kernel"] / total["behind"]}
+
+
 def run_fp8(*, tiny: bool) -> dict[str, Any]:
     """Compare recipes of narrow products with bf16: products of a layer, and steps of four layers where tensor cores run them."""
     from gpu_products import RECIPES, SIZES, TINY_SIZES, measure_products
@@ -386,7 +433,7 @@ def run_verb(*arguments: str) -> dict[str, Any]:
     return payload
 
 
-LADDERS = ("elu", "divergence", "softmax", "norm", "attention", "attention-gradient")
+LADDERS = ("elu", "divergence", "softmax", "norm", "gated-cast", "attention", "attention-gradient")
 PRODUCT_LADDERS = ("product", "deep-product", "batched-product", "launches", "layer-batch", "int8-layer-batch")
 CALIBRATING_LADDERS = ("product", "softmax", "attention", "attention-gradient")
 
@@ -455,6 +502,7 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "loss": lambda tiny: run_loss(tiny=tiny),
     "losses": lambda tiny: run_losses(tiny=tiny),
     "host-waits": lambda tiny: run_host_waits(tiny=tiny),
+    "casts": lambda tiny: run_casts(tiny=tiny),
     "fp8": lambda tiny: run_fp8(tiny=tiny),
     **{name: lambda tiny, name=name: run_training(name, tiny=tiny) for name in TRAINING},  # type: ignore[misc]
     "machine": lambda tiny: run_machine(tiny=tiny),

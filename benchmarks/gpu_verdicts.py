@@ -96,6 +96,11 @@ REQUIREMENTS = (
         "the loss over reading and writing the logits once, seconds", ("loss",), lambda results: results["loss"]["ratio"], 3.0,
         at_most=True,
     ),
+    # By bytes 26 of 40: 10 and 12 of a norm, 6 and 10 of a gated activation, 10 and 18 of its gradients, for each element.
+    Requirement(
+        "casts in norms and gated activations over casts behind them, seconds", ("casts",),
+        lambda results: results["casts"]["ratio"], 0.8, at_most=True,
+    ),
     Requirement("OLMoE over the engine before, tokens/s on an H200", ("train-moe",), _olmoe_gain, 1.3),
     Requirement(
         "the step of 1B after bench machine, difference from its prediction", ("machine", "train-1b"), _step_error, 0.05,

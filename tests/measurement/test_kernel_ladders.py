@@ -83,7 +83,7 @@ def test_rungs_compute_the_ladders_function_and_move_their_bytes(name: str, rung
 
 
 def test_each_rung_moves_no_more_than_the_one_before_and_no_less_than_the_least() -> None:
-    for name in ("elu", "softmax", "norm", "launches", "product", "attention", "attention-gradient"):
+    for name in ("elu", "softmax", "norm", "gated-cast", "launches", "product", "attention", "attention-gradient"):
         ladder = LADDERS[name]()
         moved = [rung.loaded_bytes + rung.stored_bytes for rung in ladder.rungs]
         assert moved == sorted(moved, reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_policy
 from shardwise.run.trainer.rehearsal import rehearse_rank
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.run.triton_kernels import traffic
+from shardwise.run.triton_kernels import fused_casts, traffic
 from shardwise.run.triton_kernels.interpreter_counts import counted_traffic
 from shardwise.run.triton_kernels.traffic import FormSizes
 from shardwise.step.rank_program import RankProgram
@@ -366,3 +367,51 @@ def test_gated_functions() -> None:
         True: ("rows", "columns"),
         False: ("rows", "columns"),
     }
+
+
+def test_the_engine_launches_the_kernels_with_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter: two norms, of which one takes the residual sum, an activation and its gradients of each block."""
+    launches: Counter[str] = Counter()
+
+    def counted(name: str) -> Any:
+        launcher = getattr(fused_casts, name)
+
+        def launch(*arguments: Any, **options: Any) -> Any:
+            launches[name] += 1
+            return launcher(*arguments, **options)
+
+        return launch
+
+    engine = engine_of("mxfp8", "in_producers")
+    for name in ("norm_forms", "gated_forms", "gated_gradient_forms"):
+        monkeypatch.setattr(fused_casts, name, counted(name))
+    monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", {"cpu"})
+    loss = float(engine.step([next(micro_batches())], SEQS * POSITIONS, 1, 0).loss)
+    assert loss == pytest.approx(math.log(DENSE.vocab_size), abs=0.3)
+    blocks = DENSE.num_layers
+    assert launches == {"norm_forms": 2 * blocks, "gated_forms": blocks, "gated_gradient_forms": blocks}
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_the_planner_prices_the_passes_of_the_kernels(norm: Any) -> None:
+    """Bytes of the plan's kernels in bf16, with the casts that they write, are those of the closed forms, but for statistics and
+    weights that each tile loads again; and a cache answers what the second gradient reads again."""
+    plan = planned("mxfp8", Layout(), {**WIDE, "norm": norm, "norm_bias": False})
+    policy = engine_policy(plan, TrainingRecipe(steps=1))
+    pricing = Pricing(plan.problem, plan.layout, policy)
+    parts, formats = pricing.pricer.parts(pricing.scheme, "block"), pricing.pricer.formats
+    moved = {
+        (kernel.phase, name): formats.kernel_bytes(kernel, parts.products, pricing.values)
+        for kernel in parts.kernels for name in ("mlp_norm.out", "act", "d.gate#0") if name in kernel.outputs
+    }  # fmt: skip
+    sizes = FormSizes(plain=False, rows=True, columns=True, block=32, scale_bytes=1)
+    norm_bytes = traffic.norm_forms_traffic(64, 256, 2, sizes, is_layer=norm == "layer", has_residual=True)
+    forward = traffic.gated_forms_traffic(64, 768, 2, sizes, backward=False)
+    backward = traffic.gated_forms_traffic(64, 768, 2, sizes, backward=True)
+    read_again = 2 * 64 * 768 * 2
+    assert moved["forward", "act"] == forward.loaded_bytes + forward.stored_bytes
+    assert moved["backward", "d.gate#0"] == backward.loaded_bytes + backward.stored_bytes - read_again
+    per_row = 63 * 256 * 2 + 256 * 2 + 2 * 64 * 4 * (2 if norm == "layer" else 1)
+    assert moved["forward", "mlp_norm.out"] == pytest.approx(
+        norm_bytes.loaded_bytes + norm_bytes.stored_bytes - per_row, abs=2 * 64 * 4 + 2 * 256
+    )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from shardwise.measure.kernel_ladders.cast_ladder import gated_cast_ladder
 from shardwise.measure.kernel_ladders.closed_forms import flash_backward_loads, flash_forward_loads
 from shardwise.measure.kernel_ladders.ladder import ITEM_BYTES, Ladder, Rung, normal_operands, triton_call
 from shardwise.measure.kernel_ladders.product_ladders import (
@@ -322,7 +323,8 @@ class GraphReplay:
 
 
 LADDERS: Mapping[str, Callable[[], Ladder]] = {
-    "elu": elu_ladder, "divergence": divergence_ladder, "softmax": softmax_ladder, "norm": norm_ladder, "launches": launch_ladder,
+    "elu": elu_ladder, "divergence": divergence_ladder, "softmax": softmax_ladder, "norm": norm_ladder,
+    "gated-cast": gated_cast_ladder, "launches": launch_ladder,
     "product": product_ladder, "deep-product": deep_product_ladder, "batched-product": batched_product_ladder,
     "layer-batch": layer_batch_ladder, "int8-layer-batch": int8_layer_ladder, "attention": attention_ladder,
     "attention-gradient": attention_gradient_ladder,
@@ -331,6 +333,7 @@ LADDERS: Mapping[str, Callable[[], Ladder]] = {
 SMALL_LADDERS: Mapping[str, Callable[[], Ladder]] = {
     "elu": partial(elu_ladder, 17_001), "divergence": partial(divergence_ladder, 1001, 4),
     "softmax": partial(softmax_ladder, 5, 1500), "norm": partial(norm_ladder, 5, 100),
+    "gated-cast": partial(gated_cast_ladder, 40, 136),
     "launches": partial(launch_ladder, 5, 1500), "product": partial(product_ladder, 132, 24, 264),
     "deep-product": partial(deep_product_ladder, 70, 150, 40, 3),
     "batched-product": partial(batched_product_ladder, 3, 70, 50, 40),

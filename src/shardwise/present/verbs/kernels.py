@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # A test compares them with `measure.kernel_ladders.ladders.LADDERS`; the help loads nothing.
 LADDER_NAMES = (
-    "elu", "divergence", "softmax", "norm", "launches", "product", "deep-product", "batched-product", "layer-batch",
+    "elu", "divergence", "softmax", "norm", "gated-cast", "launches", "product", "deep-product", "batched-product", "layer-batch",
     "int8-layer-batch", "attention", "attention-gradient",
 )  # fmt: skip
 
