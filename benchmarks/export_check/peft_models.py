@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.model import Architecture
 from shardwise.model.huggingface.config import parse_config
-from shardwise.model.parameters_and_flops import num_trained_params
+from shardwise.model.parameters_and_flops import num_trained_params, require_adapters
 from shardwise.values import InputError
 
 RANK = 4
@@ -41,10 +41,15 @@ EXPERTS = {
     "shared_expert_intermediate_size": 32,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+MAMBA_SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 256, "state_size": 16, "time_step_rank": 4, "num_heads": 8,
+    "head_dim": 16, "n_groups": 1,
+}  # fmt: skip
+MAMBA_ALONE = ("mamba", "mamba2", "falcon_mamba")  # PEFT refuses out_proj of them, and so all-linear
 # Target lists that name modules otherwise than here: LFM2's output product and MLP, experts of MiniMax and Mixtral (w1, w2, w3).
 OTHER_NAMES = ("lfm2", "minimax", "mixtral")
 # Models of which PEFT is asked for target lists alone: the plan refuses all-linear, which names matrices that it lacks here.
-WITHOUT_ALL_LINEAR = ("deepseek_v32", "gemma3n_text")
+WITHOUT_ALL_LINEAR = ("deepseek_v32", "gemma3n_text", *MAMBA_ALONE)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": SIZES, "mistral": SIZES, "qwen2": SIZES, "qwen3": SIZES, "gemma2": SIZES,
     "mixtral": {**SIZES, "num_local_experts": 4},
@@ -62,6 +67,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma3n_text": {**HYBRID, "num_kv_shared_layers": 0, "laurel_rank": 4, "hidden_size_per_layer_input": 8,
                      "vocab_size_per_layer_input": 90, "altup_num_inputs": 2, "activation_sparsity_pattern": None,
                      "layer_types": ["full_attention"] * 4},
+    **dict.fromkeys(MAMBA_ALONE, MAMBA_SIZES),
 }  # fmt: skip
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: list[str | list[str]] = [
@@ -70,6 +76,8 @@ TARGETS: list[str | list[str]] = [
     ["q_proj", "v_proj"],
     ["o_proj"],
     ["q_proj", "k_proj", "v_proj", "o_proj"],
+    ["in_proj"],
+    ["x_proj", "dt_proj"],
 ]
 
 
@@ -111,7 +119,9 @@ def main() -> int:
             if model_type in WITHOUT_ALL_LINEAR and names == ("all-linear",):
                 continue
             try:
-                ours = num_trained_params(replace(architecture, lora_rank=RANK, lora_targets=names))
+                adapted = replace(architecture, lora_rank=RANK, lora_targets=names)
+                require_adapters(adapted)
+                ours = num_trained_params(adapted)
             except InputError:
                 ours = 0
             theirs = trained_by_peft(config, targets)

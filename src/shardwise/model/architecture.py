@@ -259,6 +259,12 @@ class Architecture:
             gate=self.attention_gate != "none" and self.attention_gate_module == "g_proj",
         )  # fmt: skip
 
+    @property
+    def _adapted_modules(self) -> frozenset[str]:
+        """Modules that have adapters. Where the layer lacks all of them they stay: without any it would be trained."""
+        present = expand_lora_targets(self.lora_targets, self.absent_modules)
+        return present or expand_lora_targets(self.lora_targets, ())
+
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
         names += [
@@ -293,7 +299,7 @@ class Architecture:
             separate_values=bool(self.v_head_dim and not self.kv_lora_rank), norm_gates=bool(self.norm_gate_rank),
             layer_inputs=bool(self.layer_input_dim),
             recurrence=None if self.recurrence is None else self.recurrence.structure,
-            lora_targets=expand_lora_targets(self.lora_targets, self.absent_modules),
+            lora_targets=self._adapted_modules,
         )  # fmt: skip
 
     def base_architecture(self) -> Architecture:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.model.adapters import ALL_LINEAR, LORA_MODULES, LORA_TARGETS, USUAL_TARGETS, expand_lora_targets
+from shardwise.model.adapters import ALL_LINEAR, LORA_TARGETS, USUAL_TARGETS
 from shardwise.model.carried_tensors import carried_problems, carried_sources
 from shardwise.model.layer_pattern import pattern_problems
 from shardwise.model.shared_blocks import owner_problems, shared_block_problems
@@ -39,12 +39,6 @@ def combination_problems(model: Architecture) -> Iterator[str]:
             f"adapters have a rank and matrices, found lora_rank = {model.lora_rank} and lora_targets = "
             f"{', '.join(model.lora_targets) or 'none'}; both are required, of {', '.join(LORA_TARGETS)} one or more, "
             "or neither"
-        )
-    elif {*model.lora_targets} <= {*LORA_TARGETS} and _lacks_lora_targets(model):
-        modules = [name for name in LORA_MODULES if name not in model.absent_modules]
-        yield (
-            f"found no matrix of lora_targets = {', '.join(model.lora_targets)}; one or more of those that it has are required, "
-            f"{', '.join(modules)}, or {ALL_LINEAR}"
         )
     yield from _unknown_adapters(model, model.lora_targets)
     if not model.has_mixer and model.feed_forward == "none":
@@ -178,12 +172,6 @@ def _latent_and_vocabulary_problems(model: Architecture) -> Iterator[str]:
             f"embedding_rows = {model.embedding_rows:,} are of an embedding that no head shares, for vocab_size = "
             f"{model.vocab_size:,} or more; tied_embeddings = false and num_predict_layers = 0 are required"
         )
-
-
-def _lacks_lora_targets(model: Architecture) -> bool:
-    """Return whether there is no matrix that adapters are for. Leading dense layers have none of those for experts."""
-    plain = [target for target in model.lora_targets if not target.startswith("experts")]
-    return bool(plain) and not expand_lora_targets(plain, model.absent_modules)
 
 
 def _unknown_adapters(model: Architecture, targets: Sequence[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from shardwise.values import format_seconds, format_usd, pluralize
 
 if TYPE_CHECKING:
     from shardwise.search.serving.serving_plan import ServingPlan, ServingPoint
-    from shardwise.serve import BatchLimits, Prediction, ServingEstimate, ServingMemory, ServingProblem
+    from shardwise.serve import BatchLimits, PooledEstimate, Prediction, ServingEstimate, ServingMemory, ServingProblem
 
 MAX_POINTS = 12  # of a front in the report; --json has all
 VERDICT_TONES = {"fits": "good", "does not fit": "bad", "not known": "note"}
@@ -80,7 +80,7 @@ def _summary(estimate: ServingEstimate, path: str) -> Iterator[Block]:
         return
     yield Line(("  TTFT       ", predicted_time(estimate.ttft_s, f"{path}ttft_s")))
     speed = f", {1 / estimate.tpot_s.value:,.0f} tokens/s for each user"
-    yield Line(("  TPOT       ", predicted_time(estimate.tpot_s, f"{path}tpot_s"), speed))
+    yield predicted_tpot(estimate, path, speed)
     rate = estimate.tokens_per_s_per_device
     yield Line(
         (
@@ -119,6 +119,13 @@ def _summary(estimate: ServingEstimate, path: str) -> Iterator[Block]:
             )
         )  # fmt: skip
     yield from (f"  note: {note}" for note in estimate.notes)
+
+
+def predicted_tpot(estimate: ServingEstimate | PooledEstimate, path: str, speed: str = "") -> Line:
+    """Return the time of a token after the first one, which requests of one output token do not have."""
+    if estimate.problem.workload.osl == 1:
+        return Line(("  TPOT       none: a request has one output token",))
+    return Line(("  TPOT       ", predicted_time(estimate.tpot_s, f"{path}tpot_s"), speed))
 
 
 def lacking_memory(memory: ServingMemory, path: str) -> Iterator[Block]:

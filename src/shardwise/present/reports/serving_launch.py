@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.interop.serving.price_serving import ServingField, list_fields
 from shardwise.present.rendering.numbers import count, num_bytes, significant
 from shardwise.present.rendering.report import Block, Line, Number, Report, Section, Status, Table
-from shardwise.present.reports.serving import lacking_memory
+from shardwise.present.reports.serving import lacking_memory, predicted_time, predicted_tpot
 from shardwise.present.reports.serving_pools import pooled_sections, pooled_summary
 from shardwise.values import format_seconds, format_usd, pluralize
 
@@ -122,7 +122,9 @@ def _faster_line(
     request = Number(format_seconds(item.request_s), item.request_s, "s", path, None, "prediction")
     is_compared = estimate is not None and estimate.verdict != "does not fit"
     before = f" for {format_seconds(estimate.request_s)}" if estimate is not None and is_compared else ""
-    return Line((f"  {options}: a request in ", request, f"{before}, TPOT {format_seconds(item.tpot_s.value)}"))
+    has_tpot = estimate is not None and estimate.problem.workload.osl > 1
+    tpot = f", TPOT {format_seconds(item.tpot_s.value)}" if has_tpot else ""
+    return Line((f"  {options}: a request in ", request, before, tpot))
 
 
 def _remarks(reading: ReadServing, notes: Sequence[str]) -> Iterator[Block]:
@@ -146,12 +148,8 @@ def _price(priced: PricedServing) -> Iterator[Block]:
         yield from lacking_memory(estimate.memory, "price.memory.")
         yield from (f"  note: {note}" for note in estimate.notes)
         return
-    for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
-        prediction: Prediction = getattr(estimate, name)
-        number = Number(
-            format_seconds(prediction.value), prediction.value, "s", f"price.{name}.value", None, "prediction"
-        )
-        yield Line((f"  {label:11}", number, _interval(prediction, format_seconds)))
+    yield Line(("  TTFT       ", predicted_time(estimate.ttft_s, "price.ttft_s")))
+    yield predicted_tpot(estimate, "price.")
     rate = estimate.tokens_per_s_per_device
     number = Number(
         f"{rate.value:,.0f}", rate.value, "tokens/s", "price.tokens_per_s_per_device.value", None, "prediction"

@@ -15,6 +15,7 @@ from shardwise.present.reports.serving import (
     predicted_dollars,
     predicted_rate,
     predicted_time,
+    predicted_tpot,
     serving_title,
 )
 from shardwise.values import pluralize
@@ -36,7 +37,7 @@ def pooled_summary(estimate: PooledEstimate, path: str) -> Iterator[Block]:
         yield from _lacking_pools(estimate, path)
         return
     yield Line(("  TTFT       ", predicted_time(estimate.ttft_s, f"{path}ttft_s")))
-    yield Line(("  TPOT       ", predicted_time(estimate.tpot_s, f"{path}tpot_s")))
+    yield predicted_tpot(estimate, path)
     yield Line(
         (
             "  throughput ", predicted_rate(estimate.tokens_per_s_per_device, f"{path}tokens_per_s_per_device"),
