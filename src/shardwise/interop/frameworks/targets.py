@@ -10,7 +10,7 @@ from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanot
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.megatron import bridge_recipe, deepspeed_fork, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
-from shardwise.interop.frameworks.trainers import axolotl, llama_factory, ms_swift, sft_scripts
+from shardwise.interop.frameworks.trainers import axolotl, llama_factory, ms_swift, sft_scripts, torchtune
 from shardwise.interop.launches.export_launch import ExportedLaunch, export
 from shardwise.interop.launches.launch import Launch, Machines, launch_from_plan
 from shardwise.interop.launches.target import Target
@@ -30,6 +30,7 @@ _READ_ONLY = (
     axolotl.TARGET,
     llama_factory.TARGET,
     ms_swift.TARGET,
+    torchtune.TARGET,
     sft_scripts.OPENRLHF,
     sft_scripts.VERL,
     deepspeed_fork.TARGET,
