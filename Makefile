@@ -57,13 +57,9 @@ test: setup
 quick: setup
 	$(BIN)/python -m pytest -n 3 $$($(BIN)/python tests/order.py)
 
-# Sums of the linear algebra are rounded by the kernels with which the constants of the package were fitted, where the processor has
-# them: steps of the fit that end at bounds depend on the last digit.
-FIT_KERNELS := $(shell grep -qs avx512f /proc/cpuinfo && echo OPENBLAS_CORETYPE=SkylakeX)
-
 # The fit to the published runs and its folds, made again: what the package, the README and docs/accuracy.md say of it.
 accuracy: setup
-	$(FIT_KERNELS) $(BIN)/python -m pytest -m matrix tests/unit/calibrate/test_published_fit.py tests/unit/serve/test_serving_fit.py
+	$(BIN)/python -m pytest -m matrix tests/unit/calibrate/test_published_fit.py tests/unit/serve/test_serving_fit.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import Problem
 from shardwise.search.planner import KEEP_ALL_LAYOUTS
 from shardwise.search.vectorised.search_layouts import PricedLayout, search_layouts
-from shardwise.search.verdicts import count_changes
+from shardwise.search.verdicts import MEMORY_RESERVE, count_changes
 from shardwise.values import InputError, NothingFitsError, Progress, ignore_progress
 
 UNPINNABLE_FIELDS = ("etp", "layers_per_stage", "placement")  # fields of a layout that no search pins
@@ -34,7 +34,8 @@ STAGE_FIELDS = ("num_virtual_stages", "schedule")  # what layers per stage decid
 
 
 def complete_layout(problem: Problem, fixed_fields: Mapping[str, Any]) -> Layout:
-    """Return the fastest layout with some fields given; if none of them fits, the one with the least memory.
+    """Return the fastest layout with some fields given that leaves the memory free that plans leave, or else that fits; if
+    none of them fits, the one with the least memory.
 
     Degrees that are left out are 1 if the given ones multiply to the number of devices. If no legal layout has the given
     fields, the others are natural ones (`layout_from_fields`); pricing it then reports the problem.
@@ -68,7 +69,9 @@ def _search_within_pins(problem: Problem, pins: Mapping[str, Any]) -> Layout | N
                 replace(problem.job, loss=None),
                 problem.cluster.scale_up_size,
             )
-        result = search_layouts(problem, choices=choices, top=1)
+        result = search_layouts(problem, choices=choices, top=1, reserve=MEMORY_RESERVE)
+        if not result.best:
+            result = search_layouts(problem, choices=choices, top=1)
     except (InputError, NothingFitsError):
         return None
     return result.best[0].layout if result.best else result.least_memory.layout

@@ -30,8 +30,8 @@ from shardwise.values import (
 # 72% of the time without calibration and 86% with it. Source: a study of 917 published runs of 18 sources.
 MODEL_ERROR = 0.10
 # Of two layouts of one model on one machine, the one that a prediction puts ahead by less than this is as often the slower one.
-# Source: `benchmarks/published.py --leads`, 1,050 pairs of published runs: below 3% right in 56% of 199 pairs, from 3 to 10% in
-# 75% of 400, above in 94% of 451.
+# Source: `benchmarks/published.py --leads`, 1,050 pairs of published runs: below 3% right in 61% of 204 pairs, from 3 to 10% in
+# 76% of 364, above in 96% of 482.
 RESOLUTION = 0.03
 NUM_NAMED_TERMS, MIN_CHANGE_SHARE = (
     3,
