@@ -56,6 +56,8 @@ DIMS = (
     "D",
 )  # the order in which the operands of a map are aligned
 
+MIN_PLANNED_ELEMENTS = 2**16  # of the larger operand of a contraction; below, planning takes longer than the product
+
 
 class DeviceKernel:
     """One operation, run on each device in turn; what is the same on all devices is computed once."""
@@ -202,7 +204,9 @@ class DeviceKernel:
         return cuts
 
     def contract(self, *arrays: Array) -> Array:
-        return np.array(np.einsum(self.subscripts, *arrays))
+        # A plan of the contraction makes it a BLAS product, at a cost that only large operands are worth.
+        is_planned = max(array.size for array in arrays) > MIN_PLANNED_ELEMENTS
+        return np.array(np.einsum(self.subscripts, *arrays, optimize=is_planned))
 
     def of_matrix(self, operation: MatrixFunction, arrays: list[Array]) -> Array:
         """Apply a function to each matrix of a stack [..., rows, columns], whose sides may be several dims.
