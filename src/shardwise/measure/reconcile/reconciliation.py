@@ -220,7 +220,8 @@ def cast_remarks(plan: Plan, recipe: TrainingRecipe) -> Iterator[str]:
         )
         yield (
             f"memory is held against {format_bytes(engine_bytes)}, the price of `train`, which keeps what products in "
-            f"{get_precision(plan.job.precision).matmul} take as it is, and casts of weights that rest whole; the plan's own "
+            f"{get_precision(plan.job.precision).matmul} take as it is, or as norms and gated activations "
+            f"cast it, and casts of weights that rest whole; the plan's own "
             f"{format_bytes(planned_bytes)} is that of other software: plan again with --stack shardwise"
         )
 
