@@ -26,7 +26,7 @@ RATES = MfuFormula(
 
 
 def record(step: int, *, squared: float | None) -> StepRecord:
-    """A step whose norms are exactly those of a gradient of this squared norm; None: it measured nothing."""
+    """Return a step with the exact norms of a gradient of this squared norm; None: a step without a measurement."""
     noise = {} if squared is None else {
         "small_norm_squared": squared + TRACE / SMALL, "big_norm_squared": squared + TRACE / BIG, "small_tokens": SMALL,
         "big_tokens": BIG,
@@ -47,7 +47,7 @@ def logged(path: Path, records: Sequence[StepRecord]) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """100 steps, of which every other one measured: a noise scale of 2,500 tokens, and of 10,000 in the last half."""
+    """Write a log of 100 steps, every other one measured: a noise scale of 2,500 tokens, 10,000 in the second half."""
     steps = range(1, 101)
     return logged(
         tmp_path / "a", [record(step, squared=None if step % 2 else 8.0 if step <= 50 else 2.0) for step in steps]

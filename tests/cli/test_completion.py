@@ -1,4 +1,4 @@
-"""What the shells complete: asked of the function, and of real shells at a Tab."""
+"""Shell completions: by the completion function, and in real shells when Tab is pressed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_script_is_printed_and_is_in_the_payload(shell: str) -> None:
 
 @pytest.fixture
 def shell_of(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
-    """A shell that is installed, and an environment in which it finds the command."""
+    """Return an installed shell, and an environment in which it finds the command."""
     shell = str(request.param)
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
@@ -113,7 +113,7 @@ START = {
 
 
 def at_a_tab(shell: str, environment: dict[str, str], typed: str, expected: str, folder: Path) -> str:
-    """What an interactive shell shows of a line that was typed and completed, until it has what is expected of it."""
+    """Type a line into an interactive shell, complete it, and return its output once it has the expected text."""
     arguments, start = START[shell]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

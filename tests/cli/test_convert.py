@@ -1,4 +1,4 @@
-"""`shardwise convert` as a user meets it: what it says, what it refuses, and what it leaves behind."""
+"""`shardwise convert` as a user meets it: its report, its refusals, and the files it leaves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def equal(folder: Path, weights: ModelWeights, dtype: torch.dtype = torch.float3
 def test_a_run_goes_through_all_formats(
     a_run: Path, weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a run nothing is asked; the length of its sequences is in what is written for transformers."""
+    """A run needs no further arguments; its sequence length is written for transformers."""
     steps = [
         (a_run, "torchtitan", []),
         (tmp_path / "torchtitan", "megatron", ["--model", a_run / "plan.json"]),

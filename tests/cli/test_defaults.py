@@ -1,4 +1,4 @@
-"""`plan`, `estimate` and `explain` of a model and a cluster alone: usual sizes stand for what is left out, and are said to."""
+"""`plan`, `estimate` and `explain` with only a model and a cluster: defaults for the rest, which the report lists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def payload(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def without_times(plan: dict[str, Any]) -> dict[str, Any]:
-    """The payload of a plan without its defaults, and without what a processor took for its search."""
+    """Return the payload of a plan without its defaults and the CPU time of its search."""
     search = plan["search"] and {**plan["search"], "cpu_seconds": 0}
     return {**{key: value for key, value in plan.items() if key != "defaults"}, "search": search}
 

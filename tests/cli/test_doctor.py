@@ -1,4 +1,4 @@
-"""`shardwise doctor`: what is installed, what the machine is, which verbs work; and verbs without what they need."""
+"""`shardwise doctor` reports packages, the machine and the usable verbs; verbs without a needed package say so."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_without_optional_packages_every_fix_is_named() -> None:
 
 
 def test_verbs_that_need_pytorch_say_so() -> None:
-    """Whoever moves a verb keeps what it needs; every package that a verb needs is one that doctor lists."""
+    """A verb that moves keeps its requirements; doctor lists every package that a verb needs."""
     verbs = {name: entry.load() for name, entry in VERBS.items()}
     assert {name for name, verb in verbs.items() if "torch" in verb.requires} == {
         "verify", "rehearse", "train", "bench", "convert",

@@ -1,4 +1,4 @@
-"""`shardwise explore` as a command: what it opens, what it refuses, and where its page is served."""
+"""`shardwise explore` as a command: what it opens, what it refuses, and the address of its page."""
 
 from __future__ import annotations
 

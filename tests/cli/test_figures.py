@@ -1,4 +1,4 @@
-"""`shardwise figures`: every figure of the books is drawn, legible, and beside the original's description."""
+"""`shardwise figures` draws every figure of the books, legibly, beside the original's description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--help` says: the verbs in groups, their arguments in groups, and examples that are what they say they are."""
+"""`--help`: verbs and arguments in groups, and examples that are valid command lines."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_no_verb_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_help_takes_little_time() -> None:
-    """Of the processor, so that other processes of a busy machine do not count."""
+    """CPU time, so that other processes of a busy machine do not count."""
     seconds = []
     for _ in range(5):
         before = os.times()

@@ -1,4 +1,4 @@
-"""Verbs on files that cannot be read, or are not what they seem: an error of a line, exit code 2, within seconds."""
+"""Verbs on unreadable or malformed files: a one-line error with exit code 2 within seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = {
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The error of a verb that must end with exit code 2."""
+    """Return the error of a verb that must end with exit code 2."""
     code = main(list(arguments))
     output = capsys.readouterr()
     assert (code, output.out) == (2, ""), output

@@ -1,4 +1,4 @@
-"""What is not imported: planning loads no framework, and --help not even NumPy. Each check is a process of its own."""
+"""Planning imports no framework, and --help not even NumPy. Each check is a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new verb is one function: that of docs/extending.md, with its two entries."""
+"""The new verb of docs/extending.md is one function and two entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number of a report that names a place in the payload of `--json` is the number that stands there."""
+"""Every number of a report that names a place in the `--json` payload equals the number there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that are not UTF-8, a disk that is full, a reader who leaves: no traceback, and the right exit code."""
+"""Streams that are not UTF-8, full disks and closed pipes: no traceback, and the right exit code."""
 
 from __future__ import annotations
 

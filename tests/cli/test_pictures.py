@@ -182,7 +182,7 @@ def test_roofline_of_a_models_block(tmp_path: Path) -> None:
 
 
 def test_the_help_lists_the_kernels_with_their_letters() -> None:
-    """The help loads nothing, so it repeats what `FORMS` says."""
+    """The help loads no other module, so it repeats `FORMS`."""
     shown = {line.split()[0]: line[53:].split(";")[0] for line in books.KERNELS.splitlines()[1:]}
     shown.pop("MODEL")
     assert list(shown) == list(KERNEL_FORMS)
@@ -349,7 +349,7 @@ def test_wrong_layouts_are_refused(layouts: list[str], problems: list[str]) -> N
 
 
 def test_verbs_load_no_framework() -> None:
-    """Neither needs a search; the scalar path is plain Python."""
+    """Neither searches; the scalar path is plain Python."""
     code = (
         "import sys\n"
         "from shardwise.present.command_line import build_parser, verb_parsers\n"

@@ -1,4 +1,4 @@
-"""Every number of a report that names its place in the payload has the value that is there."""
+"""Every number of a report that names its place in the payload has the value at that place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every payload of `--json` is as its JSON Schema says, and a model and a layout look the same in all of them."""
+"""Every `--json` payload conforms to its JSON Schema, and models and layouts have the same form in all of them."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Folders:
-    """What commands leave in an empty folder, which is made once for all sessions that begin with them."""
+    """The folders that commands leave, made once for all sessions that begin with the same commands."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self.factory = factory
@@ -254,7 +254,7 @@ def test_serving_has_layouts_of_its_own() -> None:
 
 
 def shapes_of(key: str, schema: dict[str, Any]) -> Iterator[list[str]]:
-    """The keys of each object that a schema has under a key, however deep."""
+    """Return the keys of each object that a schema has under a key, at any depth."""
     for part in (schema, *schema.get("$defs", {}).values()):
         if key in part.get("properties", {}):
             subschema = part["properties"][key]

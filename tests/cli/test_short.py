@@ -1,4 +1,4 @@
-"""What a report says at first, and what `--verbose` adds."""
+"""The short form of reports, and what `--verbose` adds."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_verbose_adds_to_the_short_form_what_that_names(
 
 
 def squeezed(lines: Sequence[str]) -> set[str]:
-    """Lines that differ only in how wide their columns are, are the same."""
+    """Return lines without the widths of their columns."""
     return {" ".join(line.split()) for line in lines}
 
 

@@ -58,7 +58,7 @@ def row(report: str, *cells: str) -> list[str]:
 
 
 def same(point: dict[str, Any], plan: dict[str, Any]) -> None:
-    """A point has the figures of a plan that was made alone."""
+    """Require that a point has the figures of a plan made by itself."""
     for name in (
         "step_time_s",
         "mfu",

@@ -1,4 +1,4 @@
-"""What a terminal gets: its width and colours; what a pipe gets; and a line that says how far a verb is."""
+"""Output on a terminal, with its width and colours; output to a pipe; and the progress line of a verb."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WITHOUT_RICH = (
 
 
 def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) -> str:
-    """What a verb writes to a terminal that is so wide."""
+    """Return the output of a verb on a terminal of this width."""
     controller, terminal = pty.openpty()
     usual = {"COLUMNS": str(columns), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     with os.fdopen(controller, "rb", buffering=0) as reader:
@@ -62,7 +62,7 @@ def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) ->
 
 @cache
 def piped(*arguments: str, rich: bool) -> bytes:
-    """What a verb writes to a pipe."""
+    """Return the output of a verb to a pipe."""
     program = ["-m", "shardwise"] if rich else ["-c", WITHOUT_RICH]
     return subprocess.run([sys.executable, *program, *arguments], capture_output=True, check=True).stdout
 

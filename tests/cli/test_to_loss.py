@@ -1,4 +1,6 @@
-"""`shardwise plan --noise-scale` and `explain` as a user meets them: the table of doublings, the choice, files, wrong input."""
+"""`shardwise plan --noise-scale` and `explain` as a user meets them: the table of doublings, the choice, files, wrong
+input.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 @cache  # most tests look at one table, whose nine plans take long
 def printed(*arguments: str) -> str:
-    """What a command prints that succeeds."""
+    """Return the output of a command that succeeds."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main(arguments)

@@ -1,4 +1,4 @@
-"""What a signature gives the command line: the order of positional arguments, switches, modes, what exports say."""
+"""Command-line arguments from signatures: the order of positional arguments, switches, modes and exports."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ def test_a_result_has_its_functions_and_is_one_class_of_the_package(kind: str) -
     ],
 )
 def test_keywords_that_a_function_lacks_are_refused(call: Callable[[], object], message: str) -> None:
-    """They were left out in silence: a plan for another load than the one that was asked for."""
+    """They were ignored: the plan was for another load than the requested one."""
     with pytest.raises(InputError, match=message):
         call()

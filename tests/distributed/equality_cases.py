@@ -1,4 +1,4 @@
-"""Layouts that are held against one process: each way in which a structure, an axis, a schedule or an optimizer meets another."""
+"""Layouts compared with one process: each combination of structures, axes, schedules and optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More of them: structures and optimizers under data parallelism and axes that `equality_cases` has with others."""
+"""More such layouts: structures and optimizers with data parallelism and axes that `equality_cases` has with others."""
 
 from __future__ import annotations
 

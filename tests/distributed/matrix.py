@@ -32,21 +32,21 @@ def run(rank: int, size: int, device: torch.device, selected: Sequence[Cell]) ->
 
 
 def problems_of(cell: Cell, result: CaseResult) -> list[str]:
-    """What is wrong with a cell."""
+    """Return the differences of a cell from one process."""
     errors = relative_errors(result, as_case_result(plain(cell.case)))
     problems = [] if errors.ok else [f"{errors.largest}, gradient of {errors.gradient}, weight {errors.weight}"]
     return [*problems, *collective_differences(cell.case.small(), result.issued)]
 
 
 def as_case_result(reference: RunResult) -> CaseResult:
-    """What the plain loop gives, as the engine's."""
+    """Return the result of the plain loop in the form of the engine's."""
     gradients = [{name: gradient.numpy() for name, gradient in step.items()} for step in reference.gradients]
     weights = {name: weight.numpy() for name, weight in reference.weights.items()}
     return CaseResult(losses=reference.losses, norms=reference.norms, gradients=gradients, weights=weights)
 
 
 def outcomes(selected: Sequence[Cell], size: int) -> Iterator[tuple[Cell, list[str]]]:
-    """What is wrong with each cell of a size; behind one that ends its processes the others go on in new ones."""
+    """Return the problems of each cell of a size; if a cell ends its processes, new ones run the rest."""
     remaining = list(selected)
     while remaining:
         try:
@@ -57,7 +57,7 @@ def outcomes(selected: Sequence[Cell], size: int) -> Iterator[tuple[Cell, list[s
 
 
 def main(words: Sequence[str]) -> int:
-    """Run those cells whose names have all words."""
+    """Run the cells whose names have all words."""
     selected = [cell for cell in cells() if all(word in cell.name for word in words)]
     started, failed, done = time.monotonic(), 0, 0
     for size in sorted({cell.case.layout.num_devices for cell in selected}):

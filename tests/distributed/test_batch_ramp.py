@@ -1,4 +1,4 @@
-"""A run whose batch changes is the same on every layout, and goes on as if it had not stopped, in float64."""
+"""A run whose batch changes is the same on every layout, and after a restart, in float64."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def trained(plan: Plan, data: Path, folder: Path, first: int, last: int) -> list
 
 @pytest.fixture(scope="module")
 def single_process(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float, float]]:
-    """One process that does not stop."""
+    """Run one process without a restart."""
     PRECISIONS["fp64"] = FP64
     try:
         return trained(planned(Layout(micro_batch_seqs=16)), data, tmp_path_factory.mktemp("alone"), 0, NUM_STEPS)

@@ -1,4 +1,6 @@
-"""Checkpoints of several ranks: read by others bit for bit, written beside the training, and never half."""
+"""Checkpoints of several ranks: other ranks read them bit for bit, training continues meanwhile, and none is half
+written.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,7 @@ def test_tensors_may_change_while_the_background_writes(tmp_path: Path) -> None:
 
 @contextmanager
 def no_room(where: bool) -> Iterator[None]:
-    """No file of this process may become larger than a few bytes: the system refuses to write, as on a full disk."""
+    """Limit the files of this process to a few bytes: the system refuses to write, as on a full disk."""
     _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16 if where else before[0], hard))
     try:
@@ -189,7 +191,7 @@ def no_room(where: bool) -> Iterator[None]:
 
 
 def failing(folder: Path, close: bool, where: int) -> tuple[str, str]:
-    """What is raised after a background save for which a rank had no room, and by what is latest then."""
+    """Return the error raised after a background save for which a rank had no room, and the latest checkpoint's name."""
     writer = Checkpointer(folder, keep=2)
     writer.save(100, rank_state("even"))
     with no_room(dist.get_rank() == where):
@@ -264,7 +266,7 @@ def test_a_killed_process_leaves_the_last_complete_checkpoint(
 
 
 def with_problems(folder: Path) -> list[str]:
-    """What is said on this rank of a hole, of pieces that overlap, of plain values and of steps that differ, and of names."""
+    """Return this rank's errors for a hole, overlapping pieces, plain values and steps that differ, and names."""
     rank, half = dist.get_rank(), torch.zeros(4)
     states: list[tuple[int, CheckpointState]] = [
         (1, {"a": TensorShard((9,), (5 * rank,), half)}),

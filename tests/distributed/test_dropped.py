@@ -1,4 +1,4 @@
-"""No collective of a step can be left out: without any one of them, loss or norm are others than one process has."""
+"""Every collective of a step matters: without any one of them, loss or norm differ from those of one process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Dropped(threading.local):
     place, count, telling = 0, 0, False
 
     def drops(self) -> bool:
-        """Whether the next one is it. Numbers of rows are not counted: a process that has them wrong ends."""
+        """Return whether the next collective is dropped. Row counts are not numbered: a process with wrong ones ends."""
         if self.telling:
             return False
         self.count += 1
@@ -104,7 +104,7 @@ def _as_sent(received: Tensor, sent: Tensor) -> None:
 
 
 def without_each(case: Case, expected: Sequence[float]) -> tuple[list[bool], list[float]]:
-    """What `steps` gives on the first rank."""
+    """Return the result of `steps` on the first rank."""
     with pytest.MonkeyPatch.context() as patch:
         dropped = Dropped()
         dropping(dropped, patch)
@@ -137,7 +137,7 @@ def steps(case: Case, expected: Sequence[float], leaving: Dropped) -> tuple[list
 
 
 def same_for_all(engine: TrainingEngine, local: bool) -> bool:
-    """What the first rank says."""
+    """Return the first rank's value on every rank."""
     agreed = torch.tensor(local)
     engine.world.transport.world.broadcast(agreed, 0).wait()
     return bool(agreed)

@@ -1,4 +1,4 @@
-"""Every layout trains as one process does: loss, norm, every gradient and every weight, in float64; and issues the list."""
+"""Every layout trains like one process: loss, norm, every gradient and weight in float64; and issues the planned list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank reads, holds and copies of a batch whose sequences are split over `cp`: its own positions, and no others."""
+"""Each rank reads, holds and copies only its own positions of a batch whose sequences are split over `cp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With ZeRO-3 weights are gathered one unit ahead and freed behind: how many layers' are there at once."""
+"""With ZeRO-3 weights are gathered one unit ahead and freed afterwards: how many layers' are present at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEP = {
 
 
 def layers_at_once(case: Case) -> list[int]:
-    """The most layers with a gathered weight in the forward and in the backward pass of a step; none are left behind it."""
+    """Return the most layers with gathered weights in the forward and the backward pass; none remain afterwards."""
     training.MODELS |= {architecture.name: architecture for architecture in DEEP.values()}
     engine = engine_of(case)
     largest = [0]

@@ -1,4 +1,4 @@
-"""Gradients that are scattered are written to memory that nothing has cleared: what it held before does not matter."""
+"""Scattered gradients are written to uninitialised memory, whose old contents do not matter."""
 
 from __future__ import annotations
 

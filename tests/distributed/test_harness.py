@@ -1,4 +1,4 @@
-"""The harness of the distributed tests: results by rank, and a failure ends all."""
+"""The harness of the distributed tests: results by rank, and one failure ends all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are killed by SIGKILL and resumed end as those that were not; sixty of them by `benchmarks/kills.py`."""
+"""Runs killed by SIGKILL and resumed end like uninterrupted ones; sixty of them by `benchmarks/kills.py`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def instance_of(layout: str, policy: str) -> RankProgram:
 
 
 def step_of(layout: str, policy: str) -> MeasuredMemory:
-    """What a rank holds in a step."""
+    """Return the memory that a rank holds in a step."""
     instance = instance_of(layout, policy)
     engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh))
     engine.initialize(0)
@@ -54,7 +54,7 @@ def step_of(layout: str, policy: str) -> MeasuredMemory:
 
 
 def single_device(policy: str) -> MeasuredMemory:
-    """What a step holds whose weights and gradients are tensors of their own."""
+    """Return the memory of a step whose weights and gradients are tensors of their own."""
     executor = Executor(initial_weights(ARCHITECTURE, 0), policy)
     with MemoryTracker(ARCHITECTURE.vocab_size) as tracker:
         tracker.name(estimate_term_names.PARAMETERS, executor.weights.tensors.values())
@@ -94,7 +94,7 @@ def test_flat_arrays_count_whole_and_once(layout: str, policy: str) -> None:
 
 
 def test_cases_include_padded_arrays() -> None:
-    """Otherwise it would not be seen whether they count whole."""
+    """Otherwise it would not be tested that they count whole."""
     elements = sum(tensor.numel() for tensor in initial_weights(ARCHITECTURE, 0).tensors.values())
     assert resting_bytes("dp=2")["gradients"] >= 4 * elements
     assert resting_bytes("zero-1 of 3")["gradients"] > 4 * elements

@@ -27,7 +27,7 @@ class WideCase(Case):
 
 
 def in_blocks(name: str) -> Precision:
-    """The products of a recipe; all else in fp32."""
+    """Return a recipe with the products of the named one and everything else in fp32."""
     recipe = PRECISIONS[name]
     chosen = {
         field: getattr(recipe, field)
@@ -126,7 +126,7 @@ def test_scales_from_earlier_steps_are_those_of_one_process_on_all_ranks(layout:
 
 
 def with_overflow(case: Case) -> tuple[list[bool], list[float], dict[str, torch.Tensor]]:
-    """Steps of which the second overflows on the last rank alone."""
+    """Run steps of which the second overflows on the last rank alone."""
     engine = engine_of(case)
     engine.initialize(SEED)
     skipped, scales = [], []

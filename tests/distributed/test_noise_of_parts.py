@@ -1,4 +1,4 @@
-"""The squared norms that the noise scale follows from are those of a plain loop in every layout; what is issued is the list."""
+"""Squared norms for the noise scale equal those of a plain loop in every layout; collectives are the planned list."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def measured(case: Case) -> Seen:
 
 
 def plain_squares(case: Case) -> tuple[float, float]:
-    """The same by autograd: the gradient of each part by itself."""
+    """Return the same by autograd, with the gradient of each part by itself."""
     recipe = case.recipe_of()
     model = build(case.architecture, dtype=torch.float64)
     initialise(model, SEED)

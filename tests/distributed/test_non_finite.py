@@ -1,4 +1,4 @@
-"""A tensor that is not finite is named, with its rank and its unit; the step is left out, or the run goes back, on all ranks."""
+"""A non-finite tensor is named with its rank and unit; all ranks skip the step or go back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trainer_of(plan: Plan, data: Path, policy: str) -> Trainer:
 
 
 def spoil(trainer: Trainer, array: str) -> str:
-    """One element of rank 1 becomes NaN, of its last weight ("state") or its reduced gradient: which parameter."""
+    """Set one element of rank 1's last weight ("state") or reduced gradient to NaN; return the parameter's name."""
     parts = [(group, interval) for group in trainer.engine.groups for interval in group.intervals()]
     group, last = max(parts, key=lambda part: part[1].name)
     if trainer.world.rank == 1:

@@ -1,4 +1,4 @@
-"""Runs in bf16: as near to float64 as one process in bf16 is, with the same experts chosen; and runs in fp32."""
+"""Runs in bf16 are as near to float64 as one process in bf16, with the same experts chosen; and runs in fp32."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def first_step(case: Case) -> Step:
 
 
 def of_one_process(case: Case) -> Step:
-    """The same global micro-batches in one process."""
+    """Run the same global micro-batches in one process."""
     size = case.layout.num_replicas * case.layout.micro_batch_seqs
     return first_step(replace(case, layout=Layout(micro_batch_seqs=size)))
 
@@ -74,7 +74,7 @@ def test_every_axis_is_as_near_to_float64_as_one_process(name: str) -> None:
 
 
 def is_as_near(case: Case) -> None:
-    """As one process in the same precision recipe."""
+    """Require errors like those of one process in the same precision recipe."""
     exact, single = of_one_process(replace(case, precision=FP64)), of_one_process(case)
     distributed = run_rank_threads(first_step, case.layout.num_devices, case)[0]
     if exact.rows is not None:
@@ -87,7 +87,7 @@ def is_as_near(case: Case) -> None:
 
 
 def _distance(gradients: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
-    """Of all gradients together."""
+    """Return the relative distance of all gradients together."""
     return error(
         torch.cat([gradients[name] for name in sorted(exact)]), torch.cat([exact[name] for name in sorted(exact)])
     )

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on, on other ranks, degrees and ZeRO stages, as if it had never been."""
+"""A stopped run resumes on other ranks, degrees and ZeRO stages with the same results as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
 
 
 def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
-    """Three steps, a checkpoint, and two more."""
+    """Run three steps, save a checkpoint, and run two more."""
     trainer = trainer_of(plan, data)
     for _ in range(3):
         trainer.train_step()
@@ -92,7 +92,7 @@ def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
 
 
 def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
-    """The two steps after the checkpoint."""
+    """Run the two steps after the checkpoint."""
     trainer = trainer_of(plan, data)
     with Checkpointer(folder, keep=1) as checkpoints:
         path = checkpoints.latest()
@@ -162,7 +162,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
 
 
 def resaved(plan: Plan, data: Path, folder: Path, into: Path) -> list[float]:
-    """What was saved, saved by other ranks; and the losses of the two steps behind it."""
+    """Save a loaded state again from other ranks; return the losses of the two next steps."""
     trainer = trainer_of(plan, data)
     with Checkpointer(folder, keep=1) as checkpoints, Checkpointer(into, keep=1) as rewriter:
         path = checkpoints.latest()

@@ -1,4 +1,4 @@
-"""What goes wrong between ranks is noticed: each sabotage of the engine gives other numbers than one process does."""
+"""Faults between ranks are noticed: each sabotage of the engine gives numbers other than one process does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Late:
 
 
 def gathers_come_late(patch: pytest.MonkeyPatch) -> None:
-    """No harm by itself: weights are there when they have been waited for, and not before."""
+    """Harmless by itself: weights are present after the wait, and not before."""
     gather = MeshCollectives.all_gather
 
     def late(self: MeshCollectives, whole: Tensor, part: Tensor, axes: Axes, *carries: Any) -> Any:
@@ -110,14 +110,14 @@ CASES: Mapping[str, Case] = {
 
 
 def sabotaged(name: str, case: Case) -> list[RunResult]:
-    """A run of ranks whose engine is changed."""
+    """Run ranks with a changed engine."""
     with pytest.MonkeyPatch.context() as patch:
         SABOTAGES[name](patch)
         return run_rank_threads(trained, case.layout.num_devices, case)
 
 
 def differs(actual: RunResult, expected: RunResult) -> bool:
-    """By more than rounding, in the norms of gradients: those of the first step are of weights that are alike."""
+    """Return whether gradient norms of the first step, whose weights are equal, differ by more than rounding."""
     return actual.norms[0] != pytest.approx(expected.norms[0], rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""What frameworks save is read however they have split it; files of strangers are read as data, and refused in a line."""
+"""Checkpoints of frameworks are read however they are split; untrusted files are read as data, and refused in one line."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_virtual_stages_of_megatron(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("degrees", [{}, {"ep": 2}, {"pp": 2}, {"tp": 2}, {"pp": 2, "ep": 2}])
 def test_numbers_of_files_are_told_apart(degrees: dict[str, int], tmp_path: Path) -> None:
-    """One number behind that along tp is the one along pp or ep."""
+    """The single number after the one along tp is along pp or ep."""
     write(
         "megatron-ranks", tmp_path, ConvertOptions(degrees=RankDegrees(**degrees, divisible=8), implementation="local")
     )

@@ -1,4 +1,4 @@
-"""Steps of two ranks that are recorded: what runs beside what, under which names, and what holds a step up."""
+"""Recorded steps of two ranks: what runs concurrently, under which names, and what a step waits for."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STALL_S = 0.5  # on a machine of two shared cores, where a kernel of microsecond
 
 
 def recorded(case: Case, prepare: Any = None) -> tuple[RankTrace, float]:
-    """The last of a few steps on this rank, recorded, and its loss."""
+    """Return the last of a few steps on this rank, recorded, and its loss."""
     engine = engine_of(case)
     for step in range(STEPS - 1):
         run_step(engine, case, step)
@@ -62,7 +62,7 @@ def recorded(case: Case, prepare: Any = None) -> tuple[RankTrace, float]:
 
 
 def unrecorded(case: Case) -> float:
-    """The loss of the same step."""
+    """Return the loss of the same step without recording."""
     engine = engine_of(case)
     return [float(run_step(engine, case, step).loss) for step in range(STEPS)][-1]
 

@@ -32,12 +32,12 @@ RUNS = {"threads": run_rank_threads, "processes": run_processes}
 
 
 def own_values(rank: int) -> torch.Tensor:
-    """Eight different numbers of each rank."""
+    """Return eight values that differ between ranks."""
     return torch.arange(8, dtype=torch.float64) + 10 * rank
 
 
 def every_collective() -> dict[str, list[float]]:
-    """What each collective of a group of all ranks, in the order 3, 1, 0, 2, gives this rank."""
+    """Return the result of each collective of all ranks, in the order 3, 1, 0, 2, on this rank."""
     transport = current_transport()
     group = transport.new_group([[3, 1, 0, 2]])
     position = group.ranks.index(transport.rank)

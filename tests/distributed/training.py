@@ -272,7 +272,7 @@ def gathered(engine: TrainingEngine, tensor: str) -> dict[str, torch.Tensor]:
 
 
 def of_all_ranks(transport: Transport, value: Any) -> list[Any]:
-    """The value of each rank, on every rank."""
+    """Return the value of each rank, on every rank."""
     content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     length = torch.tensor([len(content)])
     transport.world.all_reduce(length, "max").wait()
@@ -295,7 +295,7 @@ def whole_of(ranks: Sequence[Pieces]) -> dict[str, torch.Tensor]:
 
 
 def put_together(ranks: Sequence[RunResult]) -> Sequence[RunResult]:
-    """The same, with whole gradients and weights."""
+    """Return the result with whole gradients and weights."""
     *gradients, weights = (whole_of(pieces) for pieces in zip(*(rank.pieces for rank in ranks), strict=True))
     for rank in ranks:
         rank.gradients, rank.weights = gradients, weights
@@ -303,7 +303,7 @@ def put_together(ranks: Sequence[RunResult]) -> Sequence[RunResult]:
 
 
 def trained(case: Case) -> RunResult:
-    """What the engine finds, on every rank. Gradients are taken when their norm is: before they are clipped."""
+    """Train with the engine on every rank. Gradients are taken when their norm is: before they are clipped."""
     engine = engine_of(case)
     measured = RunResult()
     norm = engine.updater.norm

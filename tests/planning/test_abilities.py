@@ -1,4 +1,4 @@
-"""What a stack runs: its table, searches and plans that keep to it, and what is said of layouts that do not."""
+"""What a stack can run: its table, the searches and plans that keep to it, and messages about other layouts."""
 
 from __future__ import annotations
 

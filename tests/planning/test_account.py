@@ -1,4 +1,4 @@
-"""What a measured step is, and where it goes by the prediction."""
+"""A measured step, and its parts according to the prediction."""
 
 from __future__ import annotations
 

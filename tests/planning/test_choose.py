@@ -1,4 +1,6 @@
-"""Which layout a plan takes of those that predictions do not tell apart; batches that come out even; plan files of before."""
+"""Which layout a plan takes among those that predictions cannot distinguish; even batches; plan files of older
+versions.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_many_devices_for_one_replica_are_no_simple_layout() -> None:
 
 
 def test_equal_bounds_go_to_the_smaller_cp() -> None:
-    """Without cp the bound is that of cp = 2 and 4, to five digits."""
+    """The bound without cp equals those of cp = 2 and 4 to five digits."""
     job = replace(SMALL, overlap="per_axis")
     result = search_layouts(
         Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job), reserve=MEMORY_RESERVE

@@ -1,4 +1,4 @@
-"""Several clusters, deadlines and budgets: what is chosen and why, and what a miss says."""
+"""Plans over several clusters with deadlines and budgets: the choice, its reason, and the message of a miss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layout of which some choices are said, compared with what a search makes of the rest."""
+"""A layout with only some choices given, compared with a search for the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of a plan's step: what it adds up to, what it is asked for, and how it reads."""
+"""The instruction list of a plan's step: its totals, its queries, and its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`plan --pin` and `--max`: what is asked for is what is searched, and nothing else."""
+"""`plan --pin` and `--max`: exactly the requested layouts are searched."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_choices_are_checked_in_python_too() -> None:
 
 
 def test_runnable_plans_only_what_train_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The pins of the user hold beside."""
+    """Together with the user's pins."""
     payload = planned(capsys, "--runnable", "--pin", "dp=2")
     assert [payload["layout"][axis] for axis in ("dp", "fsdp", "tp", "cp", "pp", "ep")] == [2, 8, 1, 1, 1, 1]
     assert payload["layout"]["offload"] == "none"

@@ -1,4 +1,4 @@
-"""What takes long says how far it is: in the order of the work, never past its end, and it stops where it is told to."""
+"""Long work reports its progress in the order of the work, never past its end, and can be stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL, JOB = load_model("llama-3.2-1b"), Job(global_batch_tokens=2**20, seq_len=
 
 
 class ProgressReports(list[tuple[str, int, int]]):
-    """What was told, in order."""
+    """The reports of progress, in order."""
 
     def __call__(self, stage: str, done: int = 0, total: int = 0) -> None:
         self.append((stage, done, total))
@@ -107,7 +107,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef, bool]]:
 
 
 def test_progress_is_passed_on_to_every_function_that_reports() -> None:
-    """Else a part of what takes long says nothing."""
+    """Otherwise a part of long work is silent."""
     tellers = {node.name for _, node, tells in functions() if tells and node.name != "__init__"}
     silent = [
         f"{module}.{node.name}: {ast.unparse(call)}"

@@ -1,4 +1,4 @@
-"""Two real runs, one of which the demo plans, and what the books say of the first."""
+"""Two published runs, one of which the demo plans, and the books' numbers for the first."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_512_h100() -> None:
 
 
 def test_overlap_conventions_are_ordered(overlap: OverlapConvention) -> None:
-    """Traffic that overlaps with more can only be exposed less."""
+    """Traffic that overlaps with more work is never exposed longer."""
     model, cluster = sw.load_model("llama-3-70b"), sw.load_cluster("tpu-v5p:16x20x28")
     layout = sw.Layout(fsdp=1120, cp=2, tp=4, zero_stage=3, recompute="full", sequence_parallel=True)
     step = {o: sw.estimate(model, cluster, pod_job(o), layout).step_time_s for o in OVERLAP_CONVENTIONS}

@@ -1,4 +1,4 @@
-"""No rank that a test has started outlives it."""
+"""Processes that a test starts are ended with it."""
 
 from __future__ import annotations
 

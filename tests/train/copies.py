@@ -37,11 +37,11 @@ class Copy:
         return int(self._process.pid)
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.exitcode
 
     def wait(self) -> int:
-        """Until it has ended: its exit code."""
+        """Wait for the end of the process; return its exit code."""
         self._process.join()
         assert self._process.exitcode is not None
         return self._process.exitcode
@@ -54,8 +54,7 @@ class Copy:
 
 
 class Piped(Copy):
-    """One that runs `main()` with these words and this environment. `stdout` and `stderr` are pipes, which it and its ranks alone
-    write to."""
+    """A process that runs `main()` with these words and this environment; `stdout` and `stderr` are pipes of its own."""
 
     def __init__(self, main: Callable[[], int | None], words: Sequence[str], environment: Mapping[str, str]) -> None:
         pipes = [server().Pipe(duplex=False) for _ in range(2)]
@@ -133,7 +132,7 @@ def _begin(
 
 
 def copy_ranks() -> None:
-    """From now on ranks that this process launches begin as copies of it."""
+    """Start the ranks that this process launches as copies of it from now on."""
     launcher.subprocess = Copied  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""What kernels are judged by: formulas under PyTorch's autograd, and the largest tensor that is made."""
+"""Formulas under PyTorch's autograd, which kernels are compared with, and the size of the largest tensor made."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 
 def gradients_of(formula: Formula, operands: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A formula's result, and by autograd its gradients."""
+    """Return a formula's result and its gradients by autograd."""
     leaves = [operand.detach().clone().requires_grad_() for operand in operands]
     out = formula(*leaves)
     return out.detach(), torch.autograd.grad(out, leaves, dy)
 
 
 def assert_near(actual: Any, expected: Any, tolerance: float = EXACT) -> None:
-    """Same shape and format, and a small relative error."""
+    """Require the same shape and format and a small relative error."""
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     assert float((actual - expected).double().norm()) <= tolerance * float(expected.double().norm())
 

@@ -46,7 +46,7 @@ TAIL_BYTES = 4096  # more than a line of the log
 
 @dataclass(frozen=True)
 class Kill:
-    """Who is killed, in what, once the log has so many steps, and how many seconds later."""
+    """One kill: the process, after how many logged steps, and how many seconds later."""
 
     victim: str
     moment: str
@@ -58,7 +58,7 @@ class Kill:
 
 
 def drawn(seed: str, count: int, steps: int) -> list[Kill]:
-    """So many kills of a run of so many steps, each in a later part of it than the one before."""
+    """Draw the kills of a run with this many steps; each kill is later in the run than the one before."""
     random_ = random.Random(seed)
     part = steps / (count + 1)
     return [
@@ -68,7 +68,7 @@ def drawn(seed: str, count: int, steps: int) -> list[Kill]:
 
 
 class Killable:
-    """A run in a folder, in one layout after the other."""
+    """A run in one folder that is started, killed and resumed, under several layouts."""
 
     def __init__(self, place: Path, model: Architecture, layout: Layout, steps: int, checkpoint_every: int) -> None:
         self.place, self.model = place, model
@@ -78,20 +78,20 @@ class Killable:
         self.out = place / "run"
 
     def started(self) -> Any:
-        """The run begins, or goes on."""
+        """Start or resume the run."""
         resume = ["--resume"] if (self.out / "run.json").exists() else []
         process = server().Process(target=launcher, args=([*self.flags, *resume], str(self.place / "said.txt")))
         process.start()
         return process
 
     def ends(self) -> None:
-        """It goes on to its end."""
+        """Start or resume the run, and wait until it ends."""
         process = self.started()
         process.join(FOREVER_S)
         assert process.exitcode == 0, (self.place / "said.txt").read_text()
 
     def killed(self, kill: Kill) -> bool:
-        """It goes on until it is killed; whether it was before it had ended."""
+        """Start or resume the run, and kill it; return whether it was still running."""
         process = self.started()
         try:
             while process.is_alive() and not self._is_time(kill, process.pid):
@@ -110,7 +110,7 @@ class Killable:
         return self._last_step() >= kill.step and (kill.moment != "in a save" or self.has_draft())
 
     def has_draft(self) -> bool:
-        """Whether a checkpoint is, or was when the processes died, half written."""
+        """Return whether a checkpoint was half written when the processes died."""
         return any(self.out.glob("checkpoints/.step-*.writing/*"))
 
     def _last_step(self) -> int:
@@ -130,7 +130,7 @@ class Killable:
                 )
 
     def moved_to(self, layout: Layout, place: Path) -> Killable:
-        """A copy of it, which goes on in another layout."""
+        """Copy the run to a folder, to be resumed under another layout."""
         shutil.copytree(self.place, place, symlinks=True)
         moved = Killable.__new__(Killable)
         moved.place, moved.model, moved.out = place, self.model, place / "run"
@@ -139,7 +139,7 @@ class Killable:
         return moved
 
     def first_step(self) -> int:
-        """The steps that were done before its last start."""
+        """Return the number of steps done before the last start."""
         return max(line["first_step"] for line in _whole_lines(self.out / "log.jsonl") if "first_step" in line)
 
     def losses(self) -> dict[int, tuple[str, str]]:
@@ -158,7 +158,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _ranks(out: Path, launcher: int) -> list[int]:
-    """The processes of the ranks; before they have locked the folder, the launcher twice."""
+    """Return the processes of the ranks; before they have locked the folder, the launcher twice."""
     with suppress(OSError, ValueError):
         pids = pids_of(out)
         if all(os.getpgid(pid) == launcher for pid in pids):
@@ -167,7 +167,7 @@ def _ranks(out: Path, launcher: int) -> list[int]:
 
 
 def _gone(group: int) -> None:
-    """Until no process of a group is left."""
+    """Wait until no process of a group is left."""
     until = time.monotonic() + FOREVER_S
     with suppress(ProcessLookupError):
         while True:

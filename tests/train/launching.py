@@ -1,4 +1,4 @@
-"""Ranks of the small trainer, started as `shardwise train` starts them, and what they say as they say it."""
+"""Launch the ranks of the small trainer as `shardwise train` does, and read what they print while they run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Launched:
             self._news.notify_all()
 
     def kill(self) -> None:
-        """End whatever of it is left, and close its pipes: what a failed test leaves open fails the next one."""
+        """Kill all processes and close their pipes, so that a failed test leaves nothing open for the next one."""
         for pid in descendants(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -66,11 +66,11 @@ class Launched:
         return "\n".join(self.lines)
 
     def says(self, text: str) -> str:
-        """Until a line has the text: that line. Fails where all have ended without it."""
+        """Wait for a line with the text and return it; fail if all processes end before."""
         return self.matches(re.escape(text)).string
 
     def matches(self, pattern: str) -> re.Match[str]:
-        """Until the pattern is found in a line: where. Fails where all have ended without it."""
+        """Wait for the pattern and return the match; fail if all processes end before."""
         with self._news:
             assert self._news.wait_for(lambda: self._found(pattern) or not self._open, FOREVER_S), self.err
         match = self._found(pattern)
@@ -81,7 +81,7 @@ class Launched:
         return next((match for line in self.lines if (match := re.search(pattern, line))), None)
 
     def ended(self) -> int:
-        """Until the launcher and all its ranks have ended: its exit code."""
+        """Wait for the launcher and all its ranks; return the launcher's exit code."""
         with self._news:
             assert self._news.wait_for(lambda: not self._open, FOREVER_S), self.err  # all of them have the pipe open
         assert self.process.stdout is not None
@@ -138,7 +138,7 @@ def run_torchrun() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs; torchrun gives each rank a session of its own."""
+    """Return the processes below a process, of all generations; torchrun gives each rank a session of its own."""
     children = [process for process in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(process) == pid]
     return children + [descendant for child in children for descendant in descendants(child)]
 

@@ -1,6 +1,5 @@
-"""A small trainer, for what is built around a trainer: a bigram model on as many ranks as there are.
-
-Run as a module it is a rank of a run: `python -m train.stand_in FLAGS`.
+"""A small trainer for tests of what surrounds a trainer: a bigram model on any number of ranks. As a module it runs one
+rank: `python -m train.stand_in FLAGS`.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def small_plan(
     devices: int = 1, *, batch_seqs: int = 8, vocab_size: int = VOCAB, num_layers: int = 2, optimizer: str = "adamw",
     **layout: Any,
 ) -> Plan:  # fmt: skip
-    """A plan of a small model for processes of this machine."""
+    """Return a plan of a small model for processes of this machine."""
     model = replace(sw.load_model("gpt-2"), num_layers=num_layers, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16,
                     vocab_size=vocab_size)  # fmt: skip
     job = Job(global_batch_tokens=batch_seqs * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", optimizer=optimizer)
@@ -58,7 +57,7 @@ def small_plan(
 
 
 def write_inputs(place: Path, plan: Plan | None = None, *, held_out: bool = True, seed: int = 0) -> list[str]:
-    """A plan and data in a folder, and the flags that name them and a run."""
+    """Write a plan and data into a folder; return the flags that name them and a run."""
     drawn = np.random.default_rng(seed)
     documents = [np.minimum(drawn.geometric(0.2, 50), VOCAB - 1).tolist() for _ in range(20)]
     write_shards(place / "data", documents, documents[:2] if held_out else (), vocab_size=VOCAB)
@@ -67,13 +66,13 @@ def write_inputs(place: Path, plan: Plan | None = None, *, held_out: bool = True
 
 
 def hang() -> None:
-    """Hold the interpreter's lock for good: no thread of this process runs any more, and no signal but SIGKILL ends it."""
+    """Hold the interpreter's lock forever: no thread of this process runs again, and only SIGKILL ends it."""
     while True:
         ctypes.PyDLL(None).sleep(1000)
 
 
 def arm() -> None:
-    """Where the environment asks for it, a rank hangs as it writes its part of a checkpoint."""
+    """Make a rank hang while it writes its part of a checkpoint, if the environment asks for it."""
     write = writer._write_rank_file
 
     def hanging(path: Path, pieces: Sequence[TensorShard]) -> Any:

@@ -1,4 +1,4 @@
-"""A model trained with moments in 8 bits comes to the loss of moments in 32."""
+"""Training with 8-bit moments reaches the loss of training with 32-bit moments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS, SEQS, POSITIONS = 60, 8, 32
 
 
 def batches() -> Iterator[MicroBatch]:
-    """Walks on the words, from each of which one of two follows."""
+    """Return random walks on the words, where one of two words follows each."""
     random = torch.Generator().manual_seed(1)
     following = torch.randint(64, (64, 2), generator=random)
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""What a plan, its data and the machine must be before a run starts; none of it needs PyTorch."""
+"""Checks of a plan, its data and the machine before a run starts; none of them needs PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twenty steps of the engine beside the model of `transformers` under plain PyTorch: the same losses, norms and weights."""
+"""Twenty steps of the engine equal those of the `transformers` model under plain PyTorch: losses, norms and weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 def plain_steps(model: Any) -> list[tuple[float, float]]:
-    """Loss and norm of each step of a loop that anybody would write."""
+    """Return loss and norm of each step of a plain training loop."""
     kinds = [
         [parameter for parameter in model.parameters() if (parameter.dim() > 1) is matrix] for matrix in (True, False)
     ]

@@ -31,7 +31,7 @@ BLOCKS = pytest.mark.parametrize("block", [32, 512])  # so that queries go in th
 
 
 def visible_by_hand(sight: AttentionMask) -> Tensor:
-    """Which keys each query sees, [B or 1, T, T]."""
+    """Return which keys each query sees, [B or 1, T, T]."""
     queries, keys = torch.arange(T)[:, None], torch.arange(T)
     visible = (keys <= queries) & (queries - keys < (sight.window or T))
     same = DOCUMENTS[:, :, None] == DOCUMENTS[:, None, :]
@@ -51,7 +51,7 @@ def attention_by_hand(
 
 
 def operands_of(width: int, groups: int = G, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """Queries, keys, values, and the gradient of what comes out."""
+    """Return queries, keys, values, and the gradient of the result."""
     shapes = (B, T, K, groups, H), (B, T, K, H), (B, T, K, width), (B, T, K, groups, width)
     q, k, v, dy = (random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes))
     return q, k, v, dy
@@ -60,7 +60,7 @@ def operands_of(width: int, groups: int = G, dtype: torch.dtype = torch.float64)
 def run(
     attention: Attention, sight: AttentionMask, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, *sinks: Tensor
 ) -> list[Tensor]:
-    """What attention gives: its result, and the gradients of queries, keys, values and sinks."""
+    """Return attention's result, and the gradients of queries, keys, values and sinks."""
     out, lse = attention.forward(q, k, v, sight, *sinks)
     assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
     gradients = attention.backward(q, k, v, sight, out, lse, dy, *sinks)
@@ -148,7 +148,7 @@ class Kernels(TorchDispatchMode):
 def test_full_attention_takes_one_kernel_for_all_queries(
     sight: AttentionMask, cap: float | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each pass; otherwise there is one for each block, and with a cap none."""
+    """Per pass; with a window there is one for each block, and with a cap none."""
     monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", 32)
     operands = operands_of(H)
     with Kernels() as kernels:

@@ -1,4 +1,4 @@
-"""Branches of a checkpoint: what each is trained on, and how they go on, fail and are refused."""
+"""Branches of a checkpoint for several batch sizes: their data, how they resume, fail and are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def contents(folder: Path) -> dict[str, str]:
 def test_the_branch_of_the_runs_own_batch_is_the_run_that_goes_on(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the last bit; others have its learning rate times the square root of their batch over its. The run stays as it is."""
+    """Bit for bit; other branches scale the learning rate by the square root of the ratio of batches. The run's own
+    files do not change.
+    """
     before, out = contents(run), tmp_path / "branches"
     assert main([*flags_of(run, out), "--plot", str(tmp_path / "branches.svg"), "--json"]) == 0
     payload = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""A sweep over batches: which runs it makes, what it writes, and how it goes on after any end."""
+"""A sweep over batch sizes: which runs it makes, what it writes, and how it resumes after any end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cost = Callable[[SweepTrial], float]
 
 
 def played(design: Design, cost: Cost, fails: Callable[[SweepTrial], bool] = lambda trial: False) -> list[BatchRun]:
-    """All runs of a design, one after another, where a trial takes so many steps."""
+    """Simulate all runs of a design one after another, where a trial takes the given number of steps."""
     runs: list[BatchRun] = []
     while trials := list(design.next_trials(runs)):
         trial, steps = trials[0], cost(trials[0])
@@ -100,7 +100,7 @@ def flags(tmp_path: Path) -> list[str]:
 def test_a_sweep_runs_is_stopped_and_goes_on(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is stopped as its first run trains ends with the results of one that was not."""
+    """A sweep stopped during its first run has the results of an uninterrupted one in the end."""
     first = subprocess.Popen(
         [sys.executable, "-m", "shardwise", *flags, "--processes", "1"], stderr=subprocess.PIPE, text=True
     )

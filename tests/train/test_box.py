@@ -1,4 +1,4 @@
-"""Boxes of N-D tensors, held against NumPy's indexing."""
+"""Boxes of N-D tensors, compared with NumPy's indexing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are cast once a step: as often as planned, to the bits of casts in each product, in the bytes that are planned."""
+"""Weights cast once a step: as often as planned, with the bits of casts in each product, in the planned bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of one process: what is kept, what is refused and how that is said, and the way to Hugging Face."""
+"""Checkpoints of one process: what is kept, what is refused with which message, and the export to Hugging Face."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def names(folder: Path) -> set[str]:
 
 
 def refusal(path: Path, state: dict[str, Any]) -> list[str]:
-    """What `load` says against it; nothing that was to be filled has changed."""
+    """Return the lines of `load`'s error, and require that no buffer was changed."""
     before = {name: value.values.clone() for name, value in state.items() if isinstance(value, TensorShard)}
     with pytest.raises(InputError) as error:
         load(path, state)
@@ -336,7 +336,7 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
 
 
 def restored(folder: Path) -> tuple[int | None, dict[str, Any], dict[int, str]]:
-    """What a run would go on from: step, state, and what is said of damaged ones."""
+    """Return the step and state that a run resumes from, and the messages about damaged checkpoints."""
     target = state(0.0)
     with Checkpointer(folder, keep=3) as reader:
         result = reader.restore(target)

@@ -1,4 +1,4 @@
-"""What checkpoint.json says, how damage of it is found, and that a stranger's is not believed."""
+"""Contents of checkpoint.json, how damage of it is found, and that a forged one is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def saved(folder: Path) -> Path:
 
 
 def change(path: Path, edit: Callable[[dict[str, Any]], object], seal: bool = True) -> None:
-    """Edit checkpoint.json; with `seal` its sum is made right again, as a stranger would."""
+    """Edit checkpoint.json; `seal` recomputes its checksum, as a forger would."""
     manifest = path / "checkpoint.json"
     payload = json.loads(manifest.read_text())
     edit(payload)
@@ -168,7 +168,7 @@ class Stranger:
 
 
 def forged(folder: Path, name: str, content: bytes) -> Path:
-    """The older checkpoint with a stranger's file in it, and the right sums beside."""
+    """Return the older checkpoint with a forged file in it and matching checksums."""
     path = folder / OLDER.name
     shutil.copytree(OLDER, path)
     (path / name).write_bytes(content)

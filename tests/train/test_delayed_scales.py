@@ -1,4 +1,4 @@
-"""Scales from earlier steps: the rule by hand, tensors against the reference bit for bit, and what a run does with them."""
+"""Scales from earlier steps: the rule by hand, tensors equal to the reference bit for bit, and runs with them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def engine_after(num_steps: int, recipe: TrainingRecipe) -> TrainingEngine:
 
 
 def test_every_cast_of_a_step_has_the_scale_of_the_steps_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is cast is looked at where it is cast: the sizes there are the history, and the factors follow from them."""
+    """The sizes recorded at each cast are the history that the expected factors are computed from."""
     casts: list[tuple[float, float, float]] = []
     quantised = quantization.quantize_matrix
 

@@ -1,4 +1,4 @@
-"""Ranks are lost, and the run goes on with those that are left: planned anew, its checkpoint resharded, the same batches."""
+"""A run that loses ranks continues on the remaining ones: a new plan, a resharded checkpoint, the same batches."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ ELASTIC = ["--checkpoint-every", "5", "--elastic"]
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> StepLog:
-    """The same run on one process, which nothing interrupts."""
+    """Return the same run on one process without interruptions."""
     place = tmp_path_factory.mktemp("alone")
     assert rank_main([*write_inputs(place, planned(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
     return read_log(place / "run" / "log.jsonl")
 
 
 def require_same(log: StepLog, reference: StepLog) -> None:
-    """Every step once, with the loss and the norm that it has without an interruption."""
+    """Require each step once, with the loss and norm of the uninterrupted run."""
     assert [record.step for record in log.steps] == list(range(1, STEPS + 1))
     for name in ("loss", "grad_norm"):
         expected = [getattr(record, name) for record in reference.steps]

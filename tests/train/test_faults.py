@@ -1,4 +1,4 @@
-"""Ranks that hang, are stopped or killed, and disks that are full: what is said, by whom, and what remains."""
+"""Ranks that hang, stop or are killed, and full disks: which message comes from which process, and which files remain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any bit that flips in any file of a checkpoint is found before anything is read from it."""
+"""Any flipped bit in any file of a checkpoint is found before its data is read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_found(checkpoint: Path, file: Path, place: int, bit: int) -> bool:
-    """Whether a load is refused, with the file named and no piece touched, while that bit is another one."""
+    """Return whether a load with the bit flipped is refused, names the file and changes no piece."""
     content = file.read_bytes()
     changed = bytearray(content)
     changed[place] ^= 1 << bit

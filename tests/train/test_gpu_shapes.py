@@ -1,4 +1,4 @@
-"""The kernels that a GPU has take what the engine gives them: run on tensors without data, of which PyTorch checks the shapes."""
+"""GPU kernels accept the shapes that the engine passes: run on tensors without data, whose shapes PyTorch checks."""
 
 from __future__ import annotations
 

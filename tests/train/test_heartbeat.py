@@ -1,4 +1,6 @@
-"""Who is silent, who says so, and how a rank ends that has lost another: by a clock and a store of the test's own."""
+"""Which ranks are silent, which rank reports it, and how a rank that lost another one ends; with a test clock and
+store.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_signs_of_life_come_back_as_they_were_written() -> None:
 
 
 def meeting_of(rank: int, size: int = 4) -> Rendezvous:
-    """A rank of a run that has met: nobody is silent yet."""
+    """Return the rendezvous of a rank whose peers have all come; none is silent yet."""
     peers, store = tuple(Peer(number, "node", 100 + number) for number in range(size)), HashStore()
     store.set_timeout(timedelta(seconds=5))  # a key that nobody has set
     PrefixStore("shardwise", store).set("silent", "[]")

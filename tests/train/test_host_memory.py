@@ -1,4 +1,4 @@
-"""What a step frees stays with the process: the next one touches no fresh page."""
+"""Memory freed in a step stays with the process: the next step touches no new page."""
 
 from __future__ import annotations
 

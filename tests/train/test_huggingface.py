@@ -1,4 +1,4 @@
-"""Models of `transformers` read and written: the same logits, the same weights, whoever wrote the files."""
+"""Models of `transformers` read and written with equal logits and weights, for files of several writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks started as torchrun starts them, around the small trainer."""
+"""Ranks of the small trainer, started the way torchrun starts them."""
 
 from __future__ import annotations
 

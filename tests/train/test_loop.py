@@ -1,4 +1,4 @@
-"""A run around a small trainer: its loop, its log, going on where it stopped, and what is refused before it starts."""
+"""A run of a small trainer: its loop, its log, how it resumes, and what is refused before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in fp16: the scaled loss, the steps that are left out, and what a checkpoint keeps of it."""
+"""Training in fp16: the scaled loss, skipped steps, and what a checkpoint keeps of the scale."""
 
 from __future__ import annotations
 

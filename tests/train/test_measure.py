@@ -1,4 +1,4 @@
-"""What a run keeps of its watched step."""
+"""The record that a run keeps of its observed step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a run meet, or it is said which have not come."""
+"""The ranks of a run find each other, or the missing ones are named."""
 
 from __future__ import annotations
 

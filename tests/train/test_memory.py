@@ -1,4 +1,4 @@
-"""A step of the trained model holds what a plan says, by term."""
+"""A step of the engine holds the memory that a plan predicts, by term."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def shape(name: str) -> tuple[Architecture, int, int]:
 
 
 def planned(name: str, policy: str, precision: str, optimizer: str = "adamw") -> Mapping[str, float]:
-    """Memory by term of a plan for one device."""
+    """Return the planned memory by term for one device."""
     return plan_of(name, policy, precision, optimizer).estimate.memory
 
 
 def plan_of(name: str, policy: str, precision: str, optimizer: str = "adamw") -> Plan:
-    """A plan for one device."""
+    """Return a plan for one device."""
     architecture, num_positions, num_seqs = shape(name)
     cluster = load_cluster("cpu:1")
     peak = cluster.chip.peak_flops_per_s["fp32"]
@@ -87,7 +87,7 @@ def plan_of(name: str, policy: str, precision: str, optimizer: str = "adamw") ->
 
 
 def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> MeasuredMemory:
-    """A step's, with gradients and optimizer state that are there before; with `updated` it ends in an update."""
+    """Measure a step whose gradients and optimizer state exist before it; with `updated` it ends in an update."""
     architecture, num_positions, num_seqs = shape(name)
     executor = Executor(initial_weights(architecture, 0, dtype), policy)
     ids = torch.randint(architecture.vocab_size, (num_seqs, num_positions), generator=torch.Generator().manual_seed(0))
@@ -128,7 +128,7 @@ def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Without Python's search for cycles: what a step holds must not depend on when it comes."""
+    """Switch Python's cycle collector off, so that a step's memory does not depend on when it runs."""
     gc.disable()
     yield
     gc.enable()
@@ -202,7 +202,7 @@ def test_an_inspected_step_counts_what_was_made_with_the_engine(monkeypatch: pyt
 @pytest.mark.parametrize("share", [0.8, 0.5, 0.3])
 @pytest.mark.parametrize("name", ["small", "deep", "wide", "experts", "equal", "fat"])
 def test_a_step_under_a_budget_holds_what_is_planned(name: str, share: float) -> None:
-    """Of all that could be kept a share, and no more."""
+    """A budget keeps a share of what could be kept, and no more."""
     smallest, largest = (planned(name, policy, "fp32")["activations"] for policy in ("full", "none"))
     budget = smallest + share * (largest - smallest)
     plan = plan_of(name, f"budget:{budget / 1e6:.6f}MB", "fp32")

@@ -1,4 +1,4 @@
-"""The executor's loss and every gradient, in float64: those of the derivation's program in NumPy, and of a decoder by hand."""
+"""The executor's loss and gradients in float64 equal those of the derivation's NumPy program and of a decoder by hand."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_routers_are_biased_counted_and_penalised_each_for_itself(structure: str
 @pytest.mark.parametrize("structure", ["llama", "gpt-2", "multi-token prediction"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_documents_packed_together_are_as_they_are_alone(structure: str, window: int | None) -> None:
-    """Their losses, and what they add to every gradient."""
+    """Their losses, and their shares of every gradient."""
     architecture = dataclasses.replace(small(structure), sliding_window=window, global_every=2)
     weights = random_weights(architecture)
     lengths = [(4, 3, 7), (6, 8)]

@@ -1,4 +1,4 @@
-"""Products in narrow formats within the engine: which they are, what they give, what the recipes keep, and that they train."""
+"""Narrow-format products in the engine: which products they are, their results, what recipes keep, and training runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient norm of many elements: exact to the format that it is given in, however many there are."""
+"""The gradient norm of any number of elements is exact to the format of its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.run.step_clock import StepClock
 
 
 def norm_of(*shards: torch.Tensor) -> torch.Tensor:
-    """The norm that the optimizer clips with, of shards of gradients on one process."""
+    """Return the norm that the optimizer clips with, of gradient shards on one process."""
     world: Any = SimpleNamespace(device=torch.device("cpu"))
     updater = ShardedOptimizer([], MeshCollectives(world, StepClock(world.device)), TrainingRecipe(steps=1), ())
     groups: Any = [

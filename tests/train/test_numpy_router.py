@@ -1,4 +1,4 @@
-"""The router of the NumPy engine beside the executor's, one written by hand under autograd, and the rule in words."""
+"""The router of the NumPy engine equals the executor's, one by hand under autograd, and the published rule."""
 
 from __future__ import annotations
 

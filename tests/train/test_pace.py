@@ -1,4 +1,4 @@
-"""A rank that works longer than others with the same work is named while the run trains."""
+"""A rank that takes longer than others with the same work is named during the run."""
 
 from __future__ import annotations
 

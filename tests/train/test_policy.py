@@ -1,4 +1,4 @@
-"""Steps that are not like those before them: found, and stopped at, left out, or gone back from; and the record of it."""
+"""Abnormal steps are detected; the run stops, skips them or goes back, and records it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run again for the backward pass: the gradients are the same, and it is what the derivation says and no more."""
+"""Recomputation: gradients are unchanged, and exactly the operations that the derivation lists are run again."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_gradients_are_those_without_recomputation(structure: str, policy: str) 
 
 
 def some_set(structure: str, seed: int) -> str:
-    """A policy that keeps about half of what is worth keeping, by kind of layer where there are two."""
+    """Return a policy that keeps about half of the candidates, by kind of layer if there are two."""
     architecture, chance = weights_of(structure).architecture, Random(seed)
     kinds = {}
     for kind in architecture.layer_counts:
@@ -124,7 +124,7 @@ class Operations(TorchDispatchMode):
 
 
 def run_again(weights: ModelWeights, policy: str, num_layers: int | None = None) -> list[Counter[str]]:
-    """The operations that each layer runs again, from the last layer to the first."""
+    """Return the operations that each layer runs again, from the last layer to the first."""
     operations = Operations()
     gradients(Executor(weights, policy, num_layers=num_layers, recomputing=operations.clock))
     return operations.slices
@@ -157,7 +157,7 @@ def test_products_of_experts_are_kept_by_selective(policy: str, products: int, b
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_recomputed_routers_choose_the_same_experts(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the same scores and biases, or what is run again would be of other experts."""
+    """They use the same scores and biases; otherwise other experts would be recomputed."""
     chosen: list[Tensor] = []
     route = experts.route_tokens
 

@@ -1,4 +1,6 @@
-"""A rank of a world of any size, run without the others: it issues and holds what is planned, and is seen where it does not."""
+"""One rank of a world of any size, run without the others: it issues and holds what is planned, and differences are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -281,7 +283,7 @@ def test_a_collective_in_another_format_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_activation_that_is_kept_too_long_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What attention takes is recomputed, and here it stays."""
+    """Attention's activations are recomputed in the plan, and here they are kept."""
     plan, forward = planned(DENSE, Layout(dp=256, micro_batch_seqs=4, recompute="full")), Attention.forward
     assert rehearsed(plan).failed_terms == ()
     kept: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The loss over parts of a vocabulary is that over the whole, whatever stands where parts are padded."""
+"""The loss over parts of a vocabulary equals that over the whole, whatever values pad the parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank loads before its first step, and in the steps that are looked at."""
+"""Modules that a rank loads before its first step, and in the observed steps."""
 
 from __future__ import annotations
 

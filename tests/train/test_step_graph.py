@@ -1,7 +1,6 @@
-"""Passes of a step captured and replayed: when, how often, and with the results of a step that is issued as usual.
-
-A graph of this test records the operations that PyTorch dispatches, and repeats them on the tensors that they had: as a CUDA
-graph it runs no Python, and an operation whose result the host reads cannot be recorded.
+"""Passes of a step captured and replayed: when, how often, and with the results of a step issued operation by
+operation. The graph here records the operations that PyTorch dispatches and repeats them on their tensors: like a CUDA
+graph it runs no Python, and cannot record an operation whose result the host reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A weight that a micro-batch does not use has no gradient in it, and takes none from any other."""
+"""A weight that a micro-batch does not use has a zero gradient, and its neighbours' gradients are unaffected."""
 
 from __future__ import annotations
 

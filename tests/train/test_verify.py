@@ -1,4 +1,4 @@
-"""A plan's layout in small: every axis is met, an agreement is said, and what differs is noticed."""
+"""`verify` runs a reduced plan with every axis of the layout, reports agreement and notices differences."""
 
 from __future__ import annotations
 

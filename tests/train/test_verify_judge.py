@@ -1,4 +1,4 @@
-"""How far off a run is, in figures: of which norm an error is a share, what is compared, and what is a limit."""
+"""The figures that `verify` reports: which norm an error is relative to, what is compared, and the limits."""
 
 from __future__ import annotations
 

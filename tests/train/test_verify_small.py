@@ -1,4 +1,4 @@
-"""A plan's layout in small: the sizes of its model, the layouts of its meshes, its tokens and its recipe."""
+"""The reduced plan of `verify`: the sizes of its model, the layouts of its meshes, its tokens and its recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whoever watches a run sees: a line that is rewritten on a terminal, and TensorBoard."""
+"""What is shown of a running run: a line rewritten on a terminal, and TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameters of a model: those of the derived units, by the same names, and what they begin as."""
+"""The parameters of a model are those of the derived units, with the same names, and have the right initial values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEMES = [
 @pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_parameters_are_the_weights_of_the_derived_units(structure: str, scheme: ShardingScheme) -> None:
-    """None is missing, none is more, and each has the shape that the derivation's spec has on one device."""
+    """The same names, each with the shape of the derivation's spec on one device."""
     architecture = small(structure)
     scheme = dataclasses.replace(scheme, structure=architecture.structure)
     shapes, units = parameter_shapes(architecture), derive_units(scheme)
@@ -155,7 +155,7 @@ def test_every_parameter_has_an_initial_value_of_its_kind(structure: str) -> Non
 
 
 def test_biases_of_the_choice_begin_as_nothing_in_float32() -> None:
-    """Each router has its own; a leading layer without experts has none."""
+    """Each router has its own, initially zero; a leading layer without experts has none."""
     architecture = small("leading dense layers")
     biases = initial_weights(architecture, 0, torch.bfloat16).model.balance_biases
     assert list(biases) == [2, 3]

@@ -1,4 +1,4 @@
-"""What is asked of writers of weights: a checkpoint in parts to read from, bytes that are alive, and calls that kill."""
+"""Helpers for tests of weight writers: a checkpoint in parts, a count of live bytes, and calls that fail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Alive(TorchDispatchMode):
 
 
 def saved(folder: Path, weights: ModelWeights, biases: Mapping[str, torch.Tensor], num_ranks: int = 3) -> Path:
-    """A checkpoint of which each parameter lies in several parts."""
+    """Write a checkpoint in which each parameter lies in several parts."""
 
     def pieces(tensor: torch.Tensor) -> tuple[TensorShard, ...]:
         starts, parts = [0], tensor.flatten().tensor_split(num_ranks)
