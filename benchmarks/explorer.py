@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from web.chromium import PATH, WHY, browser, explorer, watched
+from web.chromium import PATH, WHY, browser, explorer, watch_page
 
 STATE = "model=llama-3-8b&cluster=h100:64&batch_tokens=1Mi&seq_len=8192&layout=tp=2+pp=4+fsdp=8+zero_stage=1"
 PAINTS, DRAGS = 7, 40
@@ -58,7 +58,7 @@ def main() -> int:
         paints, bytes_ = [], 0
         for _ in range(PAINTS):
             page = chromium.new_context().new_page()
-            activity = watched(page)
+            activity = watch_page(page)
             paints.append(painted(page, url))
             bytes_ = activity.transferred
         page.wait_for_selector(".best", timeout=300_000)

@@ -534,13 +534,13 @@ def run_part(name: str, *, tiny: bool, limit_s: float) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     names = ("torch", "triton", "shardwise")
-    found = {}
+    installed = {}
     for name in names:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except ImportError:  # a checkout on the path, or a CPU without Triton
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from shardwise.present.rendering.report import Table
 sys.path.pop(0)  # this folder, which has another `train`
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "distributed"))
 from train.float64 import SAME
-from train.killing import LAYOUTS, Killable, drawn, largest_difference  # what the tests do in short
+from train.killing import LAYOUTS, Killable, draw_kills, largest_difference  # what the tests do in short
 
 STEPS, CHECKPOINT_EVERY = 1000, 4
 FIRST = 20  # steps in another layout that are compared
@@ -42,7 +42,7 @@ def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dic
     )
     uninterrupted.ends()
     expected, counted, drafts, moved = uninterrupted.losses(), Counter[str](), 0, None
-    for number, kill in enumerate(drawn(f"{name} {seed}", kills, STEPS)):
+    for number, kill in enumerate(draw_kills(f"{name} {seed}", kills, STEPS)):
         begun = time.monotonic()
         assert run.killed(kill), f"{kill}: the run had ended before"
         counted[f"{kill.victim} {kill.moment}"] += 1

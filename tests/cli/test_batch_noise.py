@@ -37,7 +37,7 @@ def record(step: int, *, squared: float | None) -> StepRecord:
     )  # fmt: skip
 
 
-def logged(path: Path, records: Sequence[StepRecord]) -> str:
+def write_log(path: Path, records: Sequence[StepRecord]) -> str:
     path.mkdir()
     with LogWriter(RunFolder(path).log) as log:
         for step_record in records:
@@ -49,7 +49,7 @@ def logged(path: Path, records: Sequence[StepRecord]) -> str:
 def run(tmp_path: Path) -> str:
     """Write a log of 100 steps, every other one measured: a noise scale of 2,500 tokens, 10,000 in the second half."""
     steps = range(1, 101)
-    return logged(
+    return write_log(
         tmp_path / "a", [record(step, squared=None if step % 2 else 8.0 if step <= 50 else 2.0) for step in steps]
     )
 
@@ -88,7 +88,7 @@ def test_plot_draws_noise_scale_and_batch(run: str, tmp_path: Path, capsys: pyte
 def test_interval_is_unbounded_where_the_gradient_is_lost_in_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = logged(tmp_path / "b", [record(step, squared=-0.1 if step % 2 else 0.1) for step in range(1, 41)])
+    run = write_log(tmp_path / "b", [record(step, squared=-0.1 if step % 2 else 0.1) for step in range(1, 41)])
     assert main(["batch", "noise", run, "--json"]) == 0
     noise = json.loads(capsys.readouterr().out)["noise"]
     assert noise["interval90"][1] is None
@@ -97,7 +97,7 @@ def test_interval_is_unbounded_where_the_gradient_is_lost_in_noise(
 
 
 def test_a_run_that_measured_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = logged(tmp_path / "c", [record(1, squared=None)])
+    run = write_log(tmp_path / "c", [record(1, squared=None)])
     assert main(["batch", "noise", run]) == 2
     assert "train --noise-scale-every N" in capsys.readouterr().err
     with pytest.raises(InputError, match="no step measured"):

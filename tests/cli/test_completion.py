@@ -112,7 +112,7 @@ START = {
 }
 
 
-def at_a_tab(shell: str, environment: dict[str, str], typed: str, expected: str, folder: Path) -> str:
+def complete_in_shell(shell: str, environment: dict[str, str], typed: str, expected: str, folder: Path) -> str:
     """Type a line into an interactive shell, complete it, and return its output once it has the expected text."""
     arguments, start = START[shell]
     ours, theirs = pty.openpty()
@@ -162,7 +162,7 @@ def test_a_shell_completes_at_a_tab(
     shell_of: tuple[str, dict[str, str]], typed: str, expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "my-plan.json").write_text("{}", encoding="utf-8")
-    assert expected in at_a_tab(*shell_of, typed, expected, tmp_path)
+    assert expected in complete_in_shell(*shell_of, typed, expected, tmp_path)
 
 
 @pytest.mark.parametrize("shell_of", ["fish"], indirect=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conversion.random_models import random_weights
-from train.writers import saved
+from train.writers import save_in_parts
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.weights import load_hf, save_hf
@@ -44,7 +44,7 @@ def a_run(weights: ModelWeights, tmp_path: Path) -> Path:
     """A run's folder: its plan and a checkpoint."""
     folder = tmp_path / "runs" / "a"
     job = Job(global_batch_tokens=SEQ_LEN * 4, seq_len=SEQ_LEN, precision="fp32")
-    saved(folder / "checkpoints", weights, {})
+    save_in_parts(folder / "checkpoints", weights, {})
     dump_plan(plan_layout(MODEL, load_cluster("local:1"), job, Layout(micro_batch_seqs=4)), folder / "plan.json")
     return folder
 

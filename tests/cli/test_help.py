@@ -100,7 +100,7 @@ def test_the_help_folds_paragraphs_and_keeps_what_is_indented(monkeypatch: pytes
     )
 
 
-def loaded() -> Iterator[str]:
+def find_loaded_modules() -> Iterator[str]:
     """Modules of Shardwise that `--help` loads."""
     code = (
         "import sys\nfrom shardwise.present.command_line import main\ntry:\n    main(['--help'])\n"
@@ -111,7 +111,7 @@ def loaded() -> Iterator[str]:
 
 
 def test_the_help_of_all_verbs_loads_none_of_them() -> None:
-    assert set(loaded()) == {
+    assert set(find_loaded_modules()) == {
         "shardwise", "shardwise.present",
         "shardwise.present.command_line", "shardwise.present.verbs", "shardwise.values",
         "shardwise.values.argument_parser", "shardwise.values.displayable", "shardwise.values.errors",

@@ -23,7 +23,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def require_refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Return the error of a verb that must end with exit code 2."""
     code = main(list(arguments))
     output = capsys.readouterr()
@@ -58,7 +58,7 @@ def test_a_pipe_or_a_device_is_refused_as_a_file(
     for ending in ("", ".toml", ".csv"):
         path = tmp_path / f"file{ending}"
         os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    error = refused(capsys, *VERBS[verb](str(tmp_path / "file")))
+    error = require_refusal(capsys, *VERBS[verb](str(tmp_path / "file")))
     assert "a regular file is required" in error
 
 
@@ -67,8 +67,8 @@ def test_the_log_of_a_run_may_come_through_a_pipe_but_not_from_nowhere(
 ) -> None:
     monkeypatch.setattr("shardwise.values.input_files.PIPE_WAIT_S", 0.1)
     run = ("--model", "gpt-2", "--cluster", "h100:8", "--seq-len", "1024")
-    assert "sent nothing" in refused(capsys, "mfu", pipe, *run)
-    assert "it is a device" in refused(capsys, "mfu", "/dev/zero", *run)
+    assert "sent nothing" in require_refusal(capsys, "mfu", pipe, *run)
+    assert "it is a device" in require_refusal(capsys, "mfu", "/dev/zero", *run)
 
 
 def folder(tmp_path: Path, config: Any) -> Path:
@@ -110,7 +110,7 @@ def test_a_config_that_cannot_be_read(
     config: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder(tmp_path, config)
-    assert words in refused(capsys, "convert", str(path), "--to", "torchtitan", "--out", str(tmp_path / "out"))
+    assert words in require_refusal(capsys, "convert", str(path), "--to", "torchtitan", "--out", str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_plan_whose_topology_has_no_kind(kind: Any, tmp_path: Path, capsys: py
     plan = json.loads(path.read_text())
     plan["cluster"]["topology"]["kind"] = kind
     path.write_text(json.dumps(plan))
-    assert f"cluster.topology: found kind {kind!r}; one of" in refused(capsys, "explain", str(path))
+    assert f"cluster.topology: found kind {kind!r}; one of" in require_refusal(capsys, "explain", str(path))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_plan_whose_topology_has_no_kind(kind: Any, tmp_path: Path, capsys: py
     ids=["stages", "passes", "virtual stages", "name"],
 )
 def test_words_that_no_verb_accepts_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(capsys, *words.split())
+    assert message in require_refusal(capsys, *words.split())
 
 
 def test_completion_of_an_invalid_line_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +205,7 @@ def test_a_line_of_a_log_with_values_of_other_types(changes: dict[str, Any], wor
 def test_a_seed_of_a_sweep_that_is_no_number(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sweep.csv"
     path.write_text(f"batch_tokens,steps,seed\n256,1000,-3\n512,900,{seed}\n")
-    assert "sweep.csv:3: seed is" in refused(capsys, "batch", "fit", str(path))
+    assert "sweep.csv:3: seed is" in require_refusal(capsys, "batch", "fit", str(path))
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_a_plan_with_an_estimate_of_another_kind(
         part = part[key]
     part[place[-1]] = value
     path.write_text(json.dumps(payload))
-    assert words in refused(capsys, "explain", str(path))
+    assert words in require_refusal(capsys, "explain", str(path))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train.launching import commanded
+from train.launching import launch_command
 
 from shardwise.present.command_line import main
 
@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-def planned(place: Path, precision: str, layout: str, optimizer: str = "muon", *, runnable: bool = True) -> str:
+def write_plan(place: Path, precision: str, layout: str, optimizer: str = "muon", *, runnable: bool = True) -> str:
     """A plan's file."""
     smaller = {**read(CONFIG), "num_hidden_layers": LAYERS, "intermediate_size": D_FF}
     (place / "config.json").write_text(json.dumps(smaller), encoding="utf-8")
@@ -71,7 +71,7 @@ def test_a_run_of_muon_in_bf16_learns_and_keeps_the_state_that_is_planned(
     precision: str, layout: str, moment_bytes: int, whole_norms: int, data: str, tmp_path: Path
 ) -> None:
     """One momentum of matrices, two moments of all else, and a master copy in fp32, of half of the weights."""
-    plan = planned(tmp_path, precision, layout)
+    plan = write_plan(tmp_path, precision, layout)
     norms = NORMS if whole_norms else NORMS // 2
     num_other_elements = VOCABULARY // 2 + norms
     expected = {
@@ -95,7 +95,7 @@ def test_a_run_of_adafactor_in_bf16_learns_and_keeps_the_state_that_is_planned(
 ) -> None:
     """One number for each row and column of a matrix, whole along fsdp, and one for each of a norm's, of which a rank may have
     all of a unit's: flat arrays are cut anywhere, and plans count even shares."""
-    plan = planned(tmp_path, precision, layout, "adafactor")
+    plan = write_plan(tmp_path, precision, layout, "adafactor")
     norms = NORMS // parts_of_norms
     numbers = ROWS // parts_of_rows + COLUMNS + norms
     expected = {"master": 4 * ((MATRICES + VOCABULARY) // 2 + norms), "optimizer": moment_bytes * numbers}
@@ -113,7 +113,7 @@ def test_a_run_in_8_bits_learns_and_keeps_the_state_that_is_planned(
 ) -> None:
     """A byte of each moment of a matrix and four for 256 of them, and of a norm's the bytes that the recipe has. Halves of the
     last norm, an array of its own, are padded to 256; and flat arrays may have a unit's norms on one rank."""
-    plan = planned(tmp_path, precision, layout, "adamw_8bit")
+    plan = write_plan(tmp_path, precision, layout, "adamw_8bit")
     num_matrix_elements, norms = (MATRICES + VOCABULARY) // 2, NORMS // parts_of_norms
     padding = 256 - 256 // parts_of_norms
     state = 2 * (num_matrix_elements + padding) * 65 // 64 + 2 * moment_bytes * norms
@@ -131,7 +131,7 @@ def test_a_run_of_shampoo_in_bf16_learns_and_keeps_the_state_that_is_planned(
     precision: str, layout: str, parts_of_norms: int, moment_bytes: int, data: str, tmp_path: Path
 ) -> None:
     """Of each matrix the average step, and whole on both ranks the squares of its sides and their roots, in fp32."""
-    plan = planned(tmp_path, precision, layout, "shampoo")
+    plan = write_plan(tmp_path, precision, layout, "shampoo")
     squares = LAYERS * 2 * sum(side**2 for side in SIDES)
     num_other_elements = VOCABULARY // 2 + NORMS // parts_of_norms
     expected = {
@@ -147,7 +147,7 @@ def test_a_run_of_shampoo_in_bf16_learns_and_keeps_the_state_that_is_planned(
 def test_a_run_with_one_moment_keeps_the_state_that_is_planned(
     optimizer: str, rate: float, layout: str, data: str, tmp_path: Path
 ) -> None:
-    plan = planned(tmp_path, "bf16", layout, optimizer)
+    plan = write_plan(tmp_path, "bf16", layout, optimizer)
     num_elements = (MATRICES + VOCABULARY) // 2 + (NORMS if "tp" in layout else NORMS // 2)
     require_loss_and_state(
         plan, {"master": 4 * num_elements, "optimizer": 4 * num_elements}, data, tmp_path / "run", rate=rate
@@ -159,7 +159,7 @@ def require_loss_and_state(
 ) -> None:
     """A run of a plan, whose loss goes down and whose state takes these bytes, as planned; of the moments within `off`."""
     learning = ["--learning-rate", str(rate), "--warmup", "0", "--steps", "4"]
-    trained = commanded("train", plan, "--data", data, "--out", str(run), "--device", "cpu", *learning)
+    trained = launch_command("train", plan, "--data", data, "--out", str(run), "--device", "cpu", *learning)
     assert trained.ended() == 0, trained.err
     summary = read(run / "summary.json")
     assert summary["last_loss"] < summary["first_loss"] - 0.05
@@ -171,7 +171,7 @@ def require_loss_and_state(
 
 def test_fp16_is_refused_by_name(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Squares of gradients of 1e-5 are 0 in fp16, and a matrix over its norm of 0 is no number."""
-    plan = planned(tmp_path, "fp16", "fsdp=2", runnable=False)
+    plan = write_plan(tmp_path, "fp16", "fsdp=2", runnable=False)
     capsys.readouterr()
     size = ["--batch-tokens", "128", "--seq-len", "64", "--precision", "fp16", "--set", "job.optimizer=muon"]
     for command in (

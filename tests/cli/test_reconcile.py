@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from train import stand_in
-from train.launching import commanded
+from train.launching import launch_command
 from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
 from shardwise import train
@@ -46,14 +46,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-def trained(capsys: pytest.CaptureFixture[str], place: Path, plan: Plan, *flags: str) -> list[str]:
+def train_plan(capsys: pytest.CaptureFixture[str], place: Path, plan: Plan, *flags: str) -> list[str]:
     """Train a plan, and give what names it and its run."""
     words = write_inputs(place, plan)
     command = ["train", *words, "--device", "cpu", *flags]
     if plan.layout.num_devices == 1:
         assert run(capsys, *command)[0] == 0
     else:
-        launched = commanded(*command)
+        launched = launch_command(*command)
         assert launched.ended() == 0, launched.err
     return [words[0], words[4]]
 
@@ -70,7 +70,7 @@ def in_place(devices: int = 1, **layout: object) -> Plan:
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("optimizer", optimizer_names())
 def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], tmp_path: Path, optimizer: str) -> None:
-    named = trained(capsys, tmp_path, in_place(optimizer=optimizer), "--steps", "6")
+    named = train_plan(capsys, tmp_path, in_place(optimizer=optimizer), "--steps", "6")
     picture = tmp_path / "reconciled.svg"
     code, out, err = run(capsys, "reconcile", *named, "-v", "--plot", str(picture))
     assert (code, err) == (0, "")
@@ -98,7 +98,7 @@ def test_two_ranks_issue_what_is_planned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    named = trained(capsys, tmp_path, in_place(2, fsdp=2, zero_stage=3, micro_batch_seqs=2), "--steps", "5")
+    named = train_plan(capsys, tmp_path, in_place(2, fsdp=2, zero_stage=3, micro_batch_seqs=2), "--steps", "5")
     code, out, _ = run(capsys, "reconcile", *named)
     assert code == 0
     assert "equal in kind, axes, format, bytes and count" in out
@@ -128,7 +128,7 @@ def test_multi_token_prediction_issues_and_holds_what_is_planned(
         "--validate-every",
         "6",
     ]
-    named = trained(capsys, tmp_path, plan, *flags)
+    named = train_plan(capsys, tmp_path, plan, *flags)
     code, out, _ = run(capsys, "reconcile", *named, "--json")
     payload = json.loads(out)
     assert code == 0
@@ -149,7 +149,7 @@ def test_multi_token_prediction_issues_and_holds_what_is_planned(
 
 @pytest.mark.usefixtures("small_trainer")
 def test_runs_that_cannot_be_reconciled_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    plan, folder = trained(capsys, tmp_path, small_plan(), "--steps", "4")
+    plan, folder = train_plan(capsys, tmp_path, small_plan(), "--steps", "4")
 
     def refused(*arguments: str) -> str:
         code, out, err = run(capsys, "reconcile", *arguments)
@@ -176,7 +176,7 @@ def test_runs_that_cannot_be_reconciled_are_refused(capsys: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("small_trainer")
 def test_a_run_that_goes_on_is_judged_by_its_latest_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    named = trained(capsys, tmp_path, small_plan(), "--steps", "6")
+    named = train_plan(capsys, tmp_path, small_plan(), "--steps", "6")
     goes_on = ["train", named[0], "--data", str(tmp_path / "data"), "--out", named[1], "--resume", "--steps", "11"]
     assert run(capsys, *goes_on)[0] == 0
     payload = json.loads(run(capsys, "reconcile", *named, "--json")[1])
@@ -190,7 +190,7 @@ def test_the_same_layout_priced_on_another_cluster_is_held_against_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """So that a plan that was calibrated after the run can be."""
-    plan, folder = trained(capsys, tmp_path, small_plan(), "--steps", "6")
+    plan, folder = train_plan(capsys, tmp_path, small_plan(), "--steps", "6")
     job = Job(global_batch_tokens=8 * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
     chip = small_plan().cluster.chip
     faster = replace(small_plan().cluster, chip=replace(chip, name="my own", memory_bytes_per_s=1e12))

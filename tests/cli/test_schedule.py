@@ -27,7 +27,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def require_refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     code = main(["schedule", *arguments])
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
@@ -168,14 +168,15 @@ def test_a_memory_limit_trades_memory_for_time(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str) -> None:
-    assert problem in refused(capsys, *arguments)
+    assert problem in require_refusal(capsys, *arguments)
 
 
 def test_a_broken_list_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     broken = tmp_path / "broken.csv"
     broken.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1B1,1F1\n", encoding="utf-8")
-    assert "action list: rank 1, slot 2 (1B1) needs 1F1, which in slot 3 of the same rank comes later" in refused(
-        capsys, str(broken)
+    assert (
+        "action list: rank 1, slot 2 (1B1) needs 1F1, which in slot 3 of the same rank comes later"
+        in require_refusal(capsys, str(broken))
     )
 
 

@@ -22,7 +22,7 @@ SECTIONS = [
 ]
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def run_lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main(arguments) == 0
     return capsys.readouterr().out.splitlines()
 
@@ -35,7 +35,7 @@ def test_the_short_form_leaves_out_details_and_rows_and_names_them() -> None:
 
 def test_short_plan_has_at_most_fifteen_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """Whether it fits and with how much to spare, the layout, the step with its interval, what bounds it, and what next."""
-    lines = shown(capsys, "plan", *JOB, "--tokens", "1T")
+    lines = run_lines(capsys, "plan", *JOB, "--tokens", "1T")
     assert 11 <= len(lines) <= 15
     text = "\n".join(lines)
     for pattern in (
@@ -79,21 +79,21 @@ def test_verbose_adds_to_the_short_form_what_that_names(
     assert main(["export", str(plan), "--to", "megatron", "--out", str(plan.parent)]) == 0
     capsys.readouterr()
     words = [word.format(plan=plan, launch=launch) for word in WITH_DETAILS[name]]
-    *short, hint = shown(capsys, *words)
-    whole = shown(capsys, *words, "-v")
+    *short, hint = run_lines(capsys, *words)
+    whole = run_lines(capsys, *words, "-v")
     assert hint.startswith("with -v: ")
-    assert squeezed(short) <= squeezed(whole)
+    assert squeeze_columns(short) <= squeeze_columns(whole)
     assert len(whole) > len(short)
     assert any("notes" in line or "fitted to 916" in line for line in whole) == (name not in ("memory", "simulate"))
 
 
-def squeezed(lines: Sequence[str]) -> set[str]:
+def squeeze_columns(lines: Sequence[str]) -> set[str]:
     """Return lines without the widths of their columns."""
     return {" ".join(line.split()) for line in lines}
 
 
 def test_a_warning_stays_in_the_short_form(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "\n".join(shown(capsys, "estimate", "llama-3-8b", "h800:8", *JOB[2:], "--layout", "dp=8"))
+    text = "\n".join(run_lines(capsys, "estimate", "llama-3-8b", "h800:8", *JOB[2:], "--layout", "dp=8"))
     assert "DOES NOT FIT" in text
     assert "smallest change that fits: " in text
     assert "no published run is of h800, which is taken to be as h100" in text

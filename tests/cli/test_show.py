@@ -26,12 +26,12 @@ from shardwise.values.precision import PRECISIONS
 KINDS = ("models", "chips", "clusters", "precisions", "stacks", "optimizers")
 
 
-def shown(*arguments: str) -> str:
+def run_show(*arguments: str) -> str:
     return answer("show", *arguments)
 
 
 def payload(*arguments: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(shown(*arguments, "--json"))
+    parsed: dict[str, Any] = json.loads(run_show(*arguments, "--json"))
     return parsed
 
 
@@ -41,7 +41,7 @@ def payload(*arguments: str) -> dict[str, Any]:
      ("optimizers", OPTIMIZERS)],
 )  # fmt: skip
 def test_a_table_has_a_line_for_each_entry(kind: str, names: tuple[str, ...]) -> None:
-    text = shown(kind)
+    text = run_show(kind)
     for name in names:
         assert sum(line.split()[0] == name for line in text.splitlines() if line) == 1
     assert max(map(len, text.splitlines())) <= 200
@@ -61,14 +61,14 @@ def test_a_part_of_a_name_shows_all_that_have_it(kind: str, text: str, names: tu
     expected = [name for name in names if text.lower() in name]
     assert 1 < len(expected) <= len(names)
     assert [entry["name"] for entry in payload(kind, text)["entries"]] == expected
-    lines = shown(kind, text).splitlines()
+    lines = run_show(kind, text).splitlines()
     assert [line.split()[0] for line in lines if line.split() and line.split()[0] in names] == expected
 
 
 def test_a_name_that_is_a_part_of_another_is_that_entry() -> None:
     assert {"eager", "eager_2023"} <= set(stack_names())
     assert [entry["name"] for entry in payload("stacks", "eager")["entries"]] == ["eager"]
-    assert shown("stacks", "eager").startswith("eager: a stack of the kind eager")
+    assert run_show("stacks", "eager").startswith("eager: a stack of the kind eager")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +92,7 @@ def test_every_value_of_a_chip_has_a_source_or_none(name: str) -> None:
 
 
 def test_report_of_a_chip() -> None:
-    lines = {line.split()[0]: line for line in shown("chips", "h200").splitlines()}
+    lines = {line.split()[0]: line for line in run_show("chips", "h200").splitlines()}
     assert lines["memory_bytes"].split("  ", 3)[1:] != []
     assert "141 GB" in lines["memory_bytes"]
     assert "stas00/ml-engineering" in lines["memory_bytes"]
@@ -125,7 +125,7 @@ def test_a_stack_alone_has_its_four_constants_and_with_a_chip_all_twelve() -> No
 
 def test_report_of_a_stack_has_constants_with_deviations() -> None:
     """One standard deviation to each side of where the constant was fitted, on the line without bounds."""
-    text = shown("stacks", "nemo-25", "--chip", "h100")
+    text = run_show("stacks", "nemo-25", "--chip", "h100")
     lines = {line.split()[0]: line for line in text.splitlines()}
     exposed = lines["stack.exposed"].split()
     value, low, high = float(exposed[1]), float(exposed[2]), float(exposed[4])
@@ -136,11 +136,11 @@ def test_report_of_a_stack_has_constants_with_deviations() -> None:
     assert constant.to_unbounded(value) - constant.to_unbounded(low) == pytest.approx(deviation, rel=0.02)
     assert constant.meaning in lines["stack.exposed"]
     assert "916 published runs" in text
-    assert "attention writes its scores" in shown("stacks", "megatron-2022")
+    assert "attention writes its scores" in run_show("stacks", "megatron-2022")
 
 
 def test_constants_that_no_run_measured_are_marked() -> None:
-    assert "expected of its kind" in next(line for line in shown("stacks").splitlines() if line.startswith("fused"))
+    assert "expected of its kind" in next(line for line in run_show("stacks").splitlines() if line.startswith("fused"))
     (entry,) = payload("stacks", "fused", "--chip", "mi300x")["entries"]
     assert entry["values"]["stack.exposed"]["source"].endswith("usual of its kind, fused")
     assert entry["values"]["chip.matmul_fraction"]["source"].endswith("no run of mi300x: what is expected of any chip")
@@ -151,12 +151,12 @@ def test_constants_that_no_run_measured_are_marked() -> None:
         ("chips", "--chip", "h100"),
     ):
         with pytest.raises(InputError):
-            shown(*wrong)
+            run_show(*wrong)
 
 
 def test_report_of_a_model() -> None:
     """What differs from a plain block is shown, with the sizes; the rest is not."""
-    lines = {line.split()[0]: line.split()[1:] for line in shown("models", "gpt-oss-20b").splitlines()}
+    lines = {line.split()[0]: line.split()[1:] for line in run_show("models", "gpt-oss-20b").splitlines()}
     assert lines["num_active_params"][0] == "4,187,440,704"
     assert lines["bias"][:4] == ["qkv,", "attention_out,", "router,", "experts"]
     assert lines["sinks"][0] == "yes"
@@ -167,7 +167,7 @@ def test_report_of_a_model() -> None:
 
 
 def test_report_of_clusters(tmp_path: Path) -> None:
-    text = shown("clusters")
+    text = run_show("clusters")
     for form in ("CHIP:COUNT", "CHIP:SHAPE", "local:N", "FILE.toml"):
         assert form in text
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines() if line}
@@ -178,7 +178,7 @@ def test_report_of_clusters(tmp_path: Path) -> None:
     assert rows["tpu-v4:4x4x8_twisted"] == "128 twisted torus 4x4x8, links of 45 GB/s"
     assert rows["gb200:72"] == "72 nvlink 72 (900 GB/s)"
     assert rows["mi355x:8"] == "8 xgmi mesh of 8 (535.5 GB/s)"
-    slice_of_v5e = shown("clusters", "tpu-v5e:8x16")
+    slice_of_v5e = run_show("clusters", "tpu-v5e:8x16")
     assert "no, yes" in slice_of_v5e
     path = tmp_path / "mine.toml"
     path.write_text('chip = "h100"\ntiers = [{ name = "rail", size = 4, bytes_per_s = "25 GB/s" }]\n', encoding="utf-8")
@@ -229,7 +229,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(
     arguments: tuple[str, ...], json_flag: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        shown(*arguments, *json_flag)
+        run_show(*arguments, *json_flag)
     assert str(caught.value).startswith(message)
 
 
@@ -245,11 +245,13 @@ def test_declaring_the_verb_loads_nothing() -> None:
 
 def test_multi_token_prediction_is_counted_apart() -> None:
     lines = {
-        line.split()[0]: line.split() for line in shown("models", "deepseek-v3").splitlines() if line.startswith("  ")
+        line.split()[0]: line.split()
+        for line in run_show("models", "deepseek-v3").splitlines()
+        if line.startswith("  ")
     }
     assert lines["num_params"][1] == "671,026,404,352"
     assert lines["num_predict_params"][1] == "11,610,067,968"
-    assert "num_predict_params" not in shown("models", "llama-3-8b")
+    assert "num_predict_params" not in run_show("models", "llama-3-8b")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def test_an_optimizer_has_its_bytes_under_a_recipe(precision: str, matrix_bytes:
         other_bytes,
     )
     assert ("master" in values["state"]) == (precision != "bf16_no_master")
-    text = shown("optimizers", "muon", "--precision", precision)
+    text = run_show("optimizers", "muon", "--precision", precision)
     assert f"state of matrices of blocks, whole: {matrix_bytes} bytes of a parameter" in text
     assert f"state of all else, by adamw: {other_bytes} bytes of a parameter" in text
 
@@ -277,7 +279,7 @@ def test_an_optimizer_has_every_field_with_its_limits() -> None:
     assert (values["state"], values["others"], values["whole_matrices"]) == (["master", "momentum_buffer"], None, False)
     nesterov = [values[f"fields.nesterov.{key}"] for key in ("default", "minimum", "below", "whole", "of_matrices")]
     assert nesterov == [0.0, 0.0, 2.0, True, False]
-    lines = {line.split()[0]: line for line in shown("optimizers", "sgd").splitlines()}
+    lines = {line.split()[0]: line for line in run_show("optimizers", "sgd").splitlines()}
     assert "0.9  at least 0, below 1 " in lines["momentum"]
     assert lines["nesterov"].split()[1:3] == ["0", "whole,"]
     assert lines["weight_decay"].endswith("; 0 for norms and biases")
@@ -297,12 +299,12 @@ def test_numbers_of_the_report_are_those_of_the_payload(words: tuple[str | None,
 
 
 def test_a_hugging_face_id_shows_the_model() -> None:
-    assert shown("models", "Qwen/Qwen3-8B") == shown("models", "qwen3-8b")
+    assert run_show("models", "Qwen/Qwen3-8B") == run_show("models", "qwen3-8b")
     assert payload("models", "qwen/qwen3-8B") == payload("models", "qwen3-8b")
 
 
 def test_a_chip_goes_with_one_stack() -> None:
     for words in (("stacks", "--chip", "h100"), ("stacks", "nemo", "--chip", "h100"), ("chips", "--chip", "h100")):
         with pytest.raises(InputError, match=r"^--chip: found without a stack; it goes with one"):
-            shown(*words)
+            run_show(*words)
     assert len(payload("stacks", "nemo", "--chip", "h100")["entries"]) > 1

@@ -37,7 +37,7 @@ WITHOUT_RICH = (
 )
 
 
-def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) -> str:
+def run_on_terminal(arguments: Sequence[str], columns: int, **environment: str) -> str:
     """Return the output of a verb on a terminal of this width."""
     controller, terminal = pty.openpty()
     usual = {"COLUMNS": str(columns), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -61,7 +61,7 @@ def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) ->
 
 
 @cache
-def piped(*arguments: str, rich: bool) -> bytes:
+def run_in_pipe(*arguments: str, rich: bool) -> bytes:
     """Return the output of a verb to a pipe."""
     program = ["-m", "shardwise"] if rich else ["-c", WITHOUT_RICH]
     return subprocess.run([sys.executable, *program, *arguments], capture_output=True, check=True).stdout
@@ -82,7 +82,7 @@ SHOWN = [
 def test_lines_keep_to_the_width_of_a_terminal(
     arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = CODES.sub("", on_a_terminal(arguments, columns)).replace("█", "#").splitlines()
+    lines = CODES.sub("", run_on_terminal(arguments, columns)).replace("█", "#").splitlines()
     assert max(map(len, lines)) <= columns
     assert main(arguments) == 0
     whole = capsys.readouterr().out
@@ -95,19 +95,19 @@ def test_lines_keep_to_the_width_of_a_terminal(
     "arguments", [*SHOWN, ["matmul", "A[I_X, J] -> B[I, J]", "--mesh", "X=2", "--size", "I=4,J=4"]]
 )
 def test_a_pipe_gets_the_same_bytes_with_rich_and_without(arguments: list[str]) -> None:
-    text = piped(*arguments, rich=True)
-    assert text == piped(*arguments, rich=False)
+    text = run_in_pipe(*arguments, rich=True)
+    assert text == run_in_pipe(*arguments, rich=False)
     assert b"\x1b" not in text
 
 
 @pytest.mark.parametrize("term", PLAIN_TERMINALS)
 def test_on_the_plainest_terminals_the_text_is_that_of_a_pipe(term: str) -> None:
-    assert on_a_terminal(ESTIMATE, 60, TERM=term) == piped(*ESTIMATE, rich=False).decode()
+    assert run_on_terminal(ESTIMATE, 60, TERM=term) == run_in_pipe(*ESTIMATE, rich=False).decode()
 
 
 def test_colours_are_left_out_where_they_are_not_wanted() -> None:
     """On a terminal that does not say what colour its page has, it is taken to be dark."""
-    usual, without = (on_a_terminal([*ESTIMATE, "-v"], 100, COLORFGBG="", **more) for more in ({}, {"NO_COLOR": "1"}))
+    usual, without = (run_on_terminal([*ESTIMATE, "-v"], 100, COLORFGBG="", **more) for more in ({}, {"NO_COLOR": "1"}))
     assert COLOUR.search(usual)
     assert not COLOUR.search(without)
     assert CODES.sub("", usual) == CODES.sub("", without)
@@ -116,7 +116,7 @@ def test_colours_are_left_out_where_they_are_not_wanted() -> None:
 
 @pytest.mark.parametrize(("page", "theme"), [("15;0", "dark"), ("0;15", "light")])
 def test_a_term_has_the_colour_that_it_has_in_pictures(page: str, theme: str) -> None:
-    has_the_colours_of_pictures(on_a_terminal([*ESTIMATE, "-v"], 100, COLORFGBG=page), theme)
+    has_the_colours_of_pictures(run_on_terminal([*ESTIMATE, "-v"], 100, COLORFGBG=page), theme)
 
 
 def has_the_colours_of_pictures(text: str, theme: str) -> None:
@@ -201,7 +201,7 @@ def test_a_row_with_a_format_of_its_own_has_it_in_files_alone(monkeypatch: pytes
 def test_json_is_not_folded() -> None:
     product = ["matmul", "A[I_X, J] * B[J, K] -> C[I_X, K]", "--mesh", "X=2", "--size", "I=4,J=4,K=4"]
     wide = {
-        " ".join(more): max(map(len, CODES.sub("", on_a_terminal([*product, *more], 50)).splitlines())) > 50
+        " ".join(more): max(map(len, CODES.sub("", run_on_terminal([*product, *more], 50)).splitlines())) > 50
         for more in ([], ["--json"], ["--emit", "jax"])
     }
     assert wide == {"": False, "--json": True, "--emit jax": True}

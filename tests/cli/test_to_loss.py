@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @cache  # most tests look at one table, whose nine plans take long
-def printed(*arguments: str) -> str:
+def run_verb(*arguments: str) -> str:
     """Return the output of a command that succeeds."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
@@ -45,7 +45,7 @@ def printed(*arguments: str) -> str:
 
 
 def payload(*arguments: str) -> dict[str, Any]:
-    parsed = json.loads(printed(*arguments, "--json"))
+    parsed = json.loads(run_verb(*arguments, "--json"))
     assert isinstance(parsed, dict)
     return parsed
 

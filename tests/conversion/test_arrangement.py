@@ -20,13 +20,13 @@ CASES: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def numbered(dims: str) -> torch.Tensor:
+def number_elements(dims: str) -> torch.Tensor:
     """A tensor of these dims whose elements all differ."""
     shape = [SIZES[dim] for dim in dims.split()]
     return torch.arange(1, 1 + int(np.prod(shape))).view(shape)
 
 
-def stored(arrangement: Arrangement, part: torch.Tensor) -> torch.Tensor:
+def store_part(arrangement: Arrangement, part: torch.Tensor) -> torch.Tensor:
     into = torch.zeros(arrangement.shape, dtype=part.dtype)
     arrangement.write_parameter(part, into)
     return into
@@ -35,8 +35,8 @@ def stored(arrangement: Arrangement, part: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_any_box_of_a_written_weight_is_read(case: str) -> None:
     dims, layout = CASES[case]
-    part, arrangement = numbered(dims), arrange(layout, dims.split(), SIZES)
-    into = stored(arrangement, part)
+    part, arrangement = number_elements(dims), arrange(layout, dims.split(), SIZES)
+    into = store_part(arrangement, part)
     assert sorted(into[into > 0].tolist()) == part.flatten().tolist()
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -48,7 +48,7 @@ def test_any_box_of_a_written_weight_is_read(case: str) -> None:
 
 def test_queries_keys_and_values_of_a_group_lie_together() -> None:
     """Source: Megatron-LM d98e8a64, attention.py, get_query_key_value_tensors: [groups, (queries + 2) * width, hidden]."""
-    queries, keys, values = numbered("K G H D"), numbered("K H D") + 1000, numbered("K H D") + 2000
+    queries, keys, values = number_elements("K G H D"), number_elements("K H D") + 1000, number_elements("K H D") + 2000
     into = torch.zeros(arrange("K [GH]+H+H, D", tuple("KGHD"), SIZES).shape, dtype=queries.dtype)
     for part, layout in ((queries, "K [GH]+H+H, D"), (keys, "K GH+[H]+H, D"), (values, "K GH+H+[H], D")):
         arrange(layout, tuple("KGHD" if part is queries else "KHD"), SIZES).write_parameter(part, into)
@@ -58,18 +58,18 @@ def test_queries_keys_and_values_of_a_group_lie_together() -> None:
 
 def test_pairs_are_those_of_the_published_conversion() -> None:
     """Source: torchtitan 0.3.0, models/llama3/state_dict_adapter.py, _reverse_permute."""
-    weights = numbered("K G H D")
+    weights = number_elements("K G H D")
     heads, width = SIZES["K"] * SIZES["G"], SIZES["H"]
     flat = weights.reshape(heads * width, SIZES["D"])
     expected = flat.view(heads, 2, width // 2, SIZES["D"]).transpose(1, 2).reshape(heads * width, SIZES["D"])
-    assert torch.equal(stored(arrange("K G H~, D", tuple("KGHD"), SIZES), weights), expected)
+    assert torch.equal(store_part(arrange("K G H~, D", tuple("KGHD"), SIZES), weights), expected)
 
 
 def test_an_interval_reads_only_its_elements() -> None:
     """An interval of a flattened weight costs its own elements where its tensor has no other's."""
     dims, count = "K G H D", [0]
-    part, arrangement = numbered(dims), arrange("D, K G H", dims.split(), SIZES)
-    into = stored(arrangement, part)
+    part, arrangement = number_elements(dims), arrange("D, K G H", dims.split(), SIZES)
+    into = store_part(arrangement, part)
 
     def read(inner: Box) -> torch.Tensor:
         count[0] += inner.volume
@@ -93,9 +93,9 @@ def test_any_order_of_dims_round_trips(order: list[str], data: st.DataObject) ->
     layout = "".join(
         word + (f"{mark} " if mark else " ") for word, mark in zip(words, (*marks, ""), strict=True)
     ).strip()
-    part, arrangement = numbered("K G H D"), arrange(layout, tuple("KGHD"), SIZES)
+    part, arrangement = number_elements("K G H D"), arrange(layout, tuple("KGHD"), SIZES)
     whole = Box((0,) * 4, tuple(part.shape))
-    into = stored(arrangement, part)
+    into = store_part(arrangement, part)
     assert torch.equal(arrangement.read_box(lambda inner: into[inner.slices], whole), part)
     if not halves:
         assert torch.equal(into.flatten(), part.permute(["KGHD".index(dim) for dim in order]).flatten())

@@ -30,7 +30,7 @@ FORMATS = ("torchtitan", "megatron", "megatron-ranks")
 FOUND, HARMLESS, WRONG = "found", "harmless", "wrong"
 
 
-def written(folder: Path, name: str) -> ModelWeights:
+def write_weights(folder: Path, name: str) -> ModelWeights:
     """The weights of a folder in a format, in several files where the format has them."""
     weights = random_weights(MODEL, 1)
     source = WeightSource(MODEL, boxes_of_weights(weights), weights.dtype)
@@ -61,7 +61,7 @@ def effect(folder: Path, weights: ModelWeights) -> str:
 
 def flip_all(folder: Path, name: str, count: int, seed: int, *, only: str = "*") -> Counter[str]:
     """What `count` flipped bits come to, one at a time; a file is drawn first, so that small ones are not left out."""
-    weights, draw = written(folder, name), random.Random(seed)
+    weights, draw = write_weights(folder, name), random.Random(seed)
     files = sorted(path for path in folder.rglob(only) if path.is_file())
     effects: Counter[str] = Counter()
     for _ in range(count):
@@ -93,7 +93,7 @@ def test_a_flipped_bit_of_the_metadata_is_found_or_changes_no_weight(name: str, 
 def test_every_bit_of_the_elements_is_seen(tmp_path: Path) -> None:
     """Also those of rank files, whose elements are written after the checksums of the rest."""
     for name in FORMATS:
-        weights = written(tmp_path / name, name)
+        weights = write_weights(tmp_path / name, name)
         values = next(iter(weights.tensors.values())).flatten()[:4].numpy().tobytes()
         (path,) = [p for p in (tmp_path / name).rglob("*") if p.is_file() and values in p.read_bytes()][:1]
         flip(path, 8 * path.read_bytes().index(values) + 3)
@@ -104,7 +104,7 @@ def test_every_bit_of_the_elements_is_seen(tmp_path: Path) -> None:
 def test_files_without_checksums_are_refused(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
-        written(tmp_path / "model", "torchtitan")
+        write_weights(tmp_path / "model", "torchtitan")
     finally:
         torch.serialization.set_crc32_options(True)
     with pytest.raises(InputError, match=r"has no checksum.*set_crc32_options\(True\)"):
@@ -115,7 +115,7 @@ def test_rank_files_have_the_checksums_of_torch_save(tmp_path: Path) -> None:
     """What is written is byte for byte a file of `torch.save`, also for other readers of zip files."""
     import zipfile
 
-    written(tmp_path / "model", "megatron-ranks")
+    write_weights(tmp_path / "model", "megatron-ranks")
     files = list((tmp_path / "model").rglob("*.pt"))
     assert len(files) == 2
     for path in files:

@@ -71,7 +71,7 @@ def test_no_other_callable_is_called(unpickler: type[SafeUnpickler], tmp_path: P
     assert loaded.arguments == (folder,)
 
 
-def doubling(depth: int, *, end: bytes) -> bytes:
+def nest_tuples(depth: int, *, end: bytes) -> bytes:
     """A pickle of a tuple that holds the one before it twice, so that seven bytes double what it stands for."""
     content = pickle.PROTO + b"\x02" + pickle.EMPTY_TUPLE
     for number in range(depth):
@@ -89,7 +89,7 @@ DOUBLED = {
 @pytest.mark.parametrize("end", DOUBLED)
 @pytest.mark.parametrize("unpickler", [SafeUnpickler, SafeTensorPickle.Unpickler])
 def test_a_short_pickle_takes_no_long_time(end: str, unpickler: type[SafeUnpickler]) -> None:
-    content = doubling(28, end=DOUBLED[end] + pickle.STOP)
+    content = nest_tuples(28, end=DOUBLED[end] + pickle.STOP)
     assert len(content) < 250
     started = time.process_time()
     with pytest.raises(pickle.UnpicklingError, match="a tuple of more than 2,000 values"):

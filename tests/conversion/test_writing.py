@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conversion.random_models import random_weights
-from train.writers import Alive, Killed, dies, saved
+from train.writers import Alive, Killed, dies, save_in_parts
 
 from shardwise.interop.weights.convert import WEIGHT_FORMATS, ConvertOptions, detect_format
 from shardwise.interop.weights.dcp_folder import torch_save
@@ -43,10 +43,10 @@ PLAIN = Architecture(name="plain", **SIZES)
 CHOICES = ConvertOptions(seq_len=8, degrees=RankDegrees(tp=2, pp=5, divisible=8))
 
 
-def opened(folder: Path, weights: ModelWeights) -> WeightSource:
+def open_checkpoint(folder: Path, weights: ModelWeights) -> WeightSource:
     """A checkpoint of which each parameter lies in several parts, as it is read."""
     architecture = weights.architecture
-    read, dtype = boxes_of_checkpoint(saved(folder, weights, {}), architecture)
+    read, dtype = boxes_of_checkpoint(save_in_parts(folder, weights, {}), architecture)
     return WeightSource(architecture, read, dtype)
 
 
@@ -56,7 +56,7 @@ def test_writing_holds_at_most_two_tensors(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = random_weights(PLAIN, 1)
-    model, count, read = opened(tmp_path / "run", weights)._replace(dtype=dtype), [0], OpenCheckpoint.read
+    model, count, read = open_checkpoint(tmp_path / "run", weights)._replace(dtype=dtype), [0], OpenCheckpoint.read
 
     def counted(self: OpenCheckpoint, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
         values = read(self, name, shape, box)

@@ -24,14 +24,14 @@ STEPS = {"train-h100": "h100:8", "train-v5e": "tpu-v5e:4x4", "train-v5p": "tpu-v
 LARGEST_RATIO = {"train-h100": 1.05, "train-v5p": 1.08, "train-v5e": 1.12}
 
 
-def written(row: dict[str, Any]) -> ShardedExpression:
+def shard_row(row: dict[str, Any]) -> ShardedExpression:
     expression = parse_expression(row["expression"])
     return shard_expression(expression, Mesh.of(PRODUCTS["mesh"]), PRODUCTS["sizes"], PRODUCTS["dtype"])
 
 
 @pytest.mark.parametrize("row", PRODUCTS["products"], ids=lambda row: row["expression"])
 def test_the_derived_collectives_are_those_of_the_h100_compiler(row: dict[str, Any]) -> None:
-    expression = written(row)
+    expression = shard_row(row)
     values = SymbolValues({**expression.sizes, **dict(expression.mesh.axes)})
     width = bytes_per_element(expression.dtype)
     derived = [

@@ -96,7 +96,7 @@ def test_looped_bfs_takes_as_long_and_holds_as_much(p: int, m: int, v: int) -> N
     assert forward[0] == forward[1]
 
 
-def parsed(actions: ActionList) -> dict[int, list[Any]]:
+def parse_actions(actions: ActionList) -> dict[int, list[Any]]:
     """Our CSV as their runtime reads it."""
     text = to_csv(actions).splitlines()
     return {rank: [torch_schedules._Action.from_str(cell) for cell in row.split(",")] for rank, row in enumerate(text)}
@@ -109,7 +109,7 @@ def parsed(actions: ActionList) -> dict[int, list[Any]]:
 def test_their_validators_take_our_csv(name: str) -> None:
     """Their check finds every stage on the rank that ours gives; their sends and receives are added and played to the end."""
     actions = build_actions(name, 4, 8)
-    order = parsed(actions)
+    order = parse_actions(actions)
     ranks = torch_schedules._validate_schedule(order, 4, actions.num_stages, 8)
     assert tuple(ranks[stage] for stage in range(actions.num_stages)) == actions.placement.ranks
     added = torch_schedules._add_send_recv(order, ranks.__getitem__, actions.num_stages)

@@ -24,7 +24,7 @@ CASES = tomllib.loads((Path(__file__).parent / "configs.toml").read_text(encodin
 PRESETS = [case for case in CASES if "preset" in case]
 
 
-def described(case: dict[str, Any]) -> dict[str, Any]:
+def config_of(case: dict[str, Any]) -> dict[str, Any]:
     """The config of a case, without what is said about it."""
     config = {key: value for key, value in case.items() if key not in ("name", "null", "preset", "built_as")}
     return config | dict.fromkeys(case.get("null", ()))
@@ -37,7 +37,7 @@ def model_of(case: dict[str, Any]) -> torch.nn.Module:
         import transformers
 
         transformers.logging.set_verbosity_error()
-        settings = {key: value for key, value in described(case).items() if key != "model_type"}
+        settings = {key: value for key, value in config_of(case).items() if key != "model_type"}
         config = transformers.AutoConfig.for_model(case.get("built_as", case["model_type"]), **settings)
         with torch.device("meta"):
             model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
@@ -57,7 +57,7 @@ def counts(model: torch.nn.Module, share: Fraction) -> tuple[int, Fraction]:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_parameter_counts_equal_transformers(case: dict[str, Any]) -> None:
-    architecture, model = parse_config(described(case)), model_of(case)
+    architecture, model = parse_config(config_of(case)), model_of(case)
     share = (
         Fraction(architecture.experts_per_token, architecture.num_experts) if architecture.num_experts else Fraction(1)
     )
@@ -72,7 +72,7 @@ def test_parameter_counts_equal_transformers(case: dict[str, Any]) -> None:
 def test_the_catalogue_has_what_the_config_says(case: dict[str, Any]) -> None:
     ours = load_model(case["preset"])
     catalogue_fields = {name: getattr(ours, name) for name in ("name", "source", "nominal_num_params", "numerics")}
-    assert dataclasses.replace(parse_config(described(case)), **catalogue_fields) == ours
+    assert dataclasses.replace(parse_config(config_of(case)), **catalogue_fields) == ours
 
 
 # Families of published configs alone (`public_configs.jsonl`): the library has their models under no such name.

@@ -118,10 +118,10 @@ def weights(model: Any, architecture: Architecture) -> Iterator[tuple[str, Any]]
             if theirs in layer_weights
         }
         yield from ((f"{layer}.{name}", array) for name, array in renamed.items())
-        yield from ((f"{layer}.{name}", array) for name, array in turned(layer_weights, architecture))
+        yield from ((f"{layer}.{name}", array) for name, array in turn_matrices(layer_weights, architecture))
 
 
-def turned(layer_weights: dict[str, Any], architecture: Architecture) -> Iterator[tuple[str, Any]]:
+def turn_matrices(layer_weights: dict[str, Any], architecture: Architecture) -> Iterator[tuple[str, Any]]:
     """Matrices that lie the other way round, or in which gate and up are one tensor."""
     yield "wo", layer_weights["self_attn.o_proj.weight"].T
     for name, theirs in (

@@ -346,7 +346,7 @@ JUDGES: dict[str, Judge] = {
 }
 
 
-def _stored(tensors: Mapping[str, torch.Tensor | None]) -> Arrays:
+def _to_arrays(tensors: Mapping[str, torch.Tensor | None]) -> Arrays:
     return {name: tensor.detach().numpy().copy() for name, tensor in tensors.items() if tensor is not None}
 
 
@@ -363,7 +363,7 @@ def _run_module(judge: Judge, x: Any) -> tuple[Arrays, Any, Arrays]:
     out = out[0] if isinstance(out, tuple) else out
     (out.square().sum() / 2).backward()
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
-    arrays = (_stored(dict(module.named_parameters())), out.detach().numpy(), _stored(gradients))
+    arrays = (_to_arrays(dict(module.named_parameters())), out.detach().numpy(), _to_arrays(gradients))
     return judge.arrays(judge.mixer, arrays[0]), arrays[1], judge.arrays(judge.mixer, arrays[2])
 
 

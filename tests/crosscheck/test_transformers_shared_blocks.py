@@ -203,7 +203,7 @@ def test_parameters_are_those_of_transformers(build: Callable[..., tuple[Any, An
     assert num_params(parse_config(config.to_dict())) == sum(weight.numel() for weight in model.parameters())
 
 
-def _published(hidden_size: int, hybrids: tuple[int, ...], num_layers: int, **fields: Any) -> dict[str, Any]:
+def _config_of(hidden_size: int, hybrids: tuple[int, ...], num_layers: int, **fields: Any) -> dict[str, Any]:
     layers = ["hybrid" if layer in hybrids else "mamba" for layer in range(num_layers)]
     return {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "layers_block_type": layers, **fields}
 
@@ -213,7 +213,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {
     "Zamba-7B-v1": ("ZambaConfig", {}, 7.23e9),
     "Zamba2-1.2B": (
         "Zamba2Config",
-        _published(
+        _config_of(
             2048, (5, 11, 17, 23, 29, 35), 38, n_mamba_heads=64, mamba_d_state=128, use_shared_attention_adapter=True,
             use_mem_rope=True,
         ),
@@ -222,7 +222,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {
     "Zamba2-2.7B": ("Zamba2Config", {"n_mamba_heads": 80, "num_mem_blocks": 2}, 2.66e9),
     "Zamba2-7B": (
         "Zamba2Config",
-        _published(3584, (6, *range(11, 78, 6)), 81, n_mamba_heads=112, mamba_ngroups=2, num_mem_blocks=2, use_mem_rope=True),
+        _config_of(3584, (6, *range(11, 78, 6)), 81, n_mamba_heads=112, mamba_ngroups=2, num_mem_blocks=2, use_mem_rope=True),
         7.36e9,
     ),
 }  # fmt: skip

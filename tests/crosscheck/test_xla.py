@@ -34,18 +34,18 @@ CASES = {
 RANDOM = [sharded for sharded in random_expressions(24) if for_xla(sharded)][:20]
 
 
-def written(text: str, dtype: str = "bf16") -> ShardedExpression:
+def shard_text(text: str, dtype: str = "bf16") -> ShardedExpression:
     return shard_expression(parse_expression(text), Mesh.of({"X": 2, "Y": 4}), {"I": 256, "J": 512, "K": 1024}, dtype)
 
 
 @pytest.fixture(scope="module")
 def reports() -> list[XlaReport]:
-    return compile_products([*map(written, CASES), *RANDOM])
+    return compile_products([*map(shard_text, CASES), *RANDOM])
 
 
 @pytest.mark.parametrize(("index", "text"), list(enumerate(CASES)))
 def test_the_cases_of_the_book_are_what_xla_does(index: int, text: str, reports: list[XlaReport]) -> None:
-    sharded, report = written(text), reports[index]
+    sharded, report = shard_text(text), reports[index]
     assert sorted((c.op, c.axes) for c in report.collectives) == CASES[text]
     derived = derive_by_cases(sharded).communication
     assert sorted((c.collective.kind, c.collective.axes) for c in derived) == CASES[text]
@@ -56,7 +56,7 @@ def test_the_cases_of_the_book_are_what_xla_does(index: int, text: str, reports:
 
 @pytest.mark.parametrize("index", range(len(CASES) + len(RANDOM)))
 def test_xla_never_moves_fewer_bytes(index: int, reports: list[XlaReport]) -> None:
-    sharded = [*map(written, CASES), *RANDOM][index]
+    sharded = [*map(shard_text, CASES), *RANDOM][index]
     assert verdict(sharded, solve(sharded), reports[index]) != "losses"
 
 
@@ -99,19 +99,19 @@ def test_the_flops_of_the_compiled_product(reports: list[XlaReport]) -> None:
 
 def test_a_partial_operand_is_refused() -> None:
     with pytest.raises(InputError, match=r"A\[I\]\{U_X\} is a partial sum; XLA takes whole operands"):
-        compile_product(written("A[I]{U_X} * B[I, J] -> C[J]"))
+        compile_product(shard_text("A[I]{U_X} * B[I, J] -> C[J]"))
 
 
 def test_a_timeout_is_reported() -> None:
     with pytest.raises(InputError, match=r"1 products were not compiled within 0.01 s"):
-        compile_product(written("A[I] * B[I] -> C[]"), timeout_s=0.01)
+        compile_product(shard_text("A[I] * B[I] -> C[]"), timeout_s=0.01)
 
 
 def test_a_missing_jax_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla_compile, "find_spec", lambda name: None)
     assert missing_packages("cpu") == ['xla: jax is not installed; pip install "shardwise[jax]"']
     with pytest.raises(InputError, match="jax is not installed"):
-        compile_product(written("A[I] * B[I] -> C[]"))
+        compile_product(shard_text("A[I] * B[I] -> C[]"))
 
 
 def test_a_missing_compiler_is_named_with_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def shards(shards_of: Shards) -> TokenShards:
     return shards_of(np.split(tokens, ends[:-1]), shard_tokens=20)
 
 
-def stacked(batches: list[Batch]) -> dict[str, list[object]]:
+def stack_batches(batches: list[Batch]) -> dict[str, list[object]]:
     """The rows of several batches, in order of their sequences and not of their batches."""
     names = Batch.__dataclass_fields__.keys() - {"begins_BN"}  # as wide as the fullest sequence of a batch needs it
     rows = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
@@ -49,7 +49,7 @@ def test_any_number_of_replicas_takes_the_same_global_batch(
     batches = Batches(shards, seq_len=seq_len, batch=RAMP, seed=seed, ignore_boundaries=ignore)
     whole = batches.batch(step)
     parts = [list(batches.sequences(step, replica, num_replicas, micro_batch_seqs)) for replica in range(num_replicas)]
-    assert stacked([batch for part in parts for batch in part]) == stacked([whole])
+    assert stack_batches([batch for part in parts for batch in part]) == stack_batches([whole])
     assert {len(part) for part in parts} == {batches.num_micro_batches(step, num_replicas, micro_batch_seqs)}
     assert max(len(batch.sequences_B) for part in parts for batch in part) <= micro_batch_seqs
     taken = [sum(len(batch.sequences_B) for batch in part) for part in parts]

@@ -22,7 +22,7 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def named(*names: str) -> list[Document]:
+def make_documents(*names: str) -> list[Document]:
     return [Document(name=name, text="text") for name in names]
 
 
@@ -127,14 +127,14 @@ NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=40, uniqu
 
 @given(names=NAMES, fraction=st.sampled_from([1e-9, 1e-6]))
 def test_both_splits_have_a_document_however_small_the_part(names: list[str], fraction: float) -> None:
-    documents = named(*names)
+    documents = make_documents(*names)
     split, count = held_out_documents(documents, fraction)
     assert count == len(names)
     assert sum(document in split for document in documents) == 1
 
 
 def test_the_part_that_is_held_out_is_that_asked_for_and_is_in_any_order() -> None:
-    documents = named(*(f"{number}.txt" for number in range(4000)))
+    documents = make_documents(*(f"{number}.txt" for number in range(4000)))
     split, again = (held_out_documents(order, 0.1)[0] for order in (documents, documents[::-1]))
     held_out = {document.name for document in documents if document in split}
     assert 0.08 * 4000 < len(held_out) < 0.12 * 4000
@@ -149,8 +149,8 @@ def test_a_sample_of_the_library_is_held_out_like_any_text() -> None:
 
 
 def test_none_is_held_out_by_a_fraction_of_none() -> None:
-    split, _ = held_out_documents(named("a"), 0)
-    assert named("a")[0] not in split
+    split, _ = held_out_documents(make_documents("a"), 0)
+    assert make_documents("a")[0] not in split
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_none_is_held_out_by_a_fraction_of_none() -> None:
 )
 def test_an_impossible_split_is_refused(names: list[str], fraction: float, part: str) -> None:
     with pytest.raises(InputError, match=part):
-        held_out_documents(named(*names), fraction)
+        held_out_documents(make_documents(*names), fraction)

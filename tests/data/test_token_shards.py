@@ -178,7 +178,7 @@ def shard(name: str, num_tokens: int, num_documents: int) -> dict[str, object]:
     return {"name": name, "num_tokens": num_tokens, "num_documents": num_documents, **sums}
 
 
-def split(*shards: object) -> dict[str, object]:
+def make_split(*shards: object) -> dict[str, object]:
     return {"shards": shards, "text_bytes": 0}
 
 
@@ -190,11 +190,11 @@ def split(*shards: object) -> dict[str, object]:
         ({"vocab_size": 70_000}, "ids below vocab_size, in uint16"),
         ({"end_id": 1000}, "end_id is 1000 and vocab_size 1000"),
         ({"unigram_entropy_nats": float("nan")}, "unigram_entropy_nats is nan"),
-        ({"train": split()}, "train has no shards"),
-        ({"train": split(shard("../train-00000", 3, 1))}, "'../train"),
-        ({"train": split(shard("train-00000", 0, 0))}, "of 0 tokens"),
-        ({"train": split({"name": "train-00000"})}, "train.shards.0.num_tokens"),
-        ({"train": split(shard("train-00000", 3, 1), shard("train-00000", 3, 1))}, "two shards have one name"),
+        ({"train": make_split()}, "train has no shards"),
+        ({"train": make_split(shard("../train-00000", 3, 1))}, "'../train"),
+        ({"train": make_split(shard("train-00000", 0, 0))}, "of 0 tokens"),
+        ({"train": make_split({"name": "train-00000"})}, "train.shards.0.num_tokens"),
+        ({"train": make_split(shard("train-00000", 3, 1), shard("train-00000", 3, 1))}, "two shards have one name"),
         ({"schema": "shardwise.tokens/9"}, "found schema 'shardwise.tokens/9'; 'shardwise.tokens/2' is required"),
         ({"schema": "shardwise.tokens/1"}, "'shardwise.tokens/2' is required: tokenize again, with --force"),
     ],

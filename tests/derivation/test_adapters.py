@@ -146,25 +146,25 @@ def test_trained_parameters_follow_pefts_rule() -> None:
     """PEFT 0.21, tuners/lora/layer.py: A of [r, in], B of [out, r] of each Linear, and of each expert."""
     attention = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096)]
     mlp = [(4096, 14336), (4096, 14336), (14336, 4096)]
-    assert trained("llama-3-8b", ("q_proj", "v_proj")) == 32 * linear(16, attention[0], attention[2])
-    assert trained("llama-3-8b", ("all-linear",)) == 32 * linear(16, *attention, *mlp) == 41_943_040
+    assert count_trained("llama-3-8b", ("q_proj", "v_proj")) == 32 * linear(16, attention[0], attention[2])
+    assert count_trained("llama-3-8b", ("all-linear",)) == 32 * linear(16, *attention, *mlp) == 41_943_040
     # experts' gate and up are one parameter, whose adapter has twice the rank
     experts = 8 * (linear(32, (4096, 2 * 14336)) + linear(16, (14336, 4096)))
-    assert trained("mixtral-8x7b", ("experts",)) == 32 * experts
-    assert trained("mixtral-8x7b", ("all-linear",)) == 32 * (linear(16, *attention, (4096, 8)) + experts)
+    assert count_trained("mixtral-8x7b", ("experts",)) == 32 * experts
+    assert count_trained("mixtral-8x7b", ("all-linear",)) == 32 * (linear(16, *attention, (4096, 8)) + experts)
 
 
 def test_modules_of_latent_attention_have_one_adapter_each() -> None:
     """Widths of DeepSeek-V3's config.json: q_lora_rank 1536, kv_lora_rank 512, heads of 128 + 64, values of 128."""
     q_a, q_b = (7168, 1536), (1536, 128 * 192)
     kv_a, kv_b, out = (7168, 512 + 64), (512, 128 * (128 + 128)), (128 * 128, 7168)
-    assert trained("deepseek-v3", ("qkv",)) == 61 * linear(16, q_a, q_b, kv_a, kv_b)
-    assert trained("deepseek-v3", ("q_a_proj", "kv_b_proj", "o_proj")) == 61 * linear(16, q_a, kv_b, out)
+    assert count_trained("deepseek-v3", ("qkv",)) == 61 * linear(16, q_a, q_b, kv_a, kv_b)
+    assert count_trained("deepseek-v3", ("q_a_proj", "kv_b_proj", "o_proj")) == 61 * linear(16, q_a, kv_b, out)
     # without a latent of queries (DeepSeek-V2-Lite: 16 heads) they are q_proj
-    assert trained("deepseek-v2-lite", ("q_proj", "k_proj")) == 27 * linear(16, (2048, 16 * 192))
+    assert count_trained("deepseek-v2-lite", ("q_proj", "k_proj")) == 27 * linear(16, (2048, 16 * 192))
 
 
-def trained(model: str, targets: tuple[str, ...]) -> int:
+def count_trained(model: str, targets: tuple[str, ...]) -> int:
     return num_trained_params(replace(load_model(model), lora_rank=16, lora_targets=targets))
 
 

@@ -23,7 +23,7 @@ from shardwise.values.symbolic import SymbolValues
 SIZES = {"B": 4_194_304, "D": 8192, "F": 28672, "X": 1024, "Y": 8}
 
 
-def listed(program: ShardedProgram) -> list[tuple[str, str]]:
+def list_collectives(program: ShardedProgram) -> list[tuple[str, str]]:
     return [(str(step.collective.kind), step.tensor.name.split("#")[0]) for step in program.communication]
 
 
@@ -62,9 +62,9 @@ BACKWARD: Mapping[str, set[tuple[str, str]]] = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_collectives_of_the_four_strategies(strategy: str) -> None:
     passes = derive_mlp(strategy)
-    assert sorted(listed(passes.forward)) == sorted(FORWARD[strategy])
-    assert len(listed(passes.backward)) == len(BACKWARD[strategy])
-    assert set(listed(passes.backward)) == BACKWARD[strategy]
+    assert sorted(list_collectives(passes.forward)) == sorted(FORWARD[strategy])
+    assert len(list_collectives(passes.backward)) == len(BACKWARD[strategy])
+    assert set(list_collectives(passes.backward)) == BACKWARD[strategy]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_compute_and_bytes_of_the_four_strategies(strategy: str, compute: float,
 
 def test_an_input_kept_gathered_is_not_gathered_again() -> None:
     passes = derive_mlp("TP", keep_gathered=True)
-    assert set(listed(passes.backward)) == {("all_gather", "d.Out"), ("reduce_scatter", "d.In")}
+    assert set(list_collectives(passes.backward)) == {("all_gather", "d.Out"), ("reduce_scatter", "d.In")}
     assert payload_bytes(passes.backward) == 4 * SIZES["B"] * SIZES["D"]
 
 

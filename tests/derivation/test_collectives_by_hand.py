@@ -331,7 +331,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, str, str], tuple[int, float]]:
+def sum_collectives(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, str, str], tuple[int, float]]:
     """What the derivation says: count and bytes by pass, kind and axes of several devices.
 
     Of weights, and of gradients, what moves over the same axes counts as one, in however many flat arrays it travels.
@@ -369,4 +369,4 @@ def test_collectives_are_those_that_a_hand_derives(name: str, unit: str) -> None
     layout = replace(Layout.parse(case.layout), micro_batch_seqs=B)
     job = Job(global_batch_tokens=layout.num_replicas * B * T * max(layout.pp, 1), seq_len=T)
     assert not violations(case.model, job, layout.num_devices, layout)
-    assert issued(case.model, layout, unit) == as_table(case.rows[unit])
+    assert sum_collectives(case.model, layout, unit) == as_table(case.rows[unit])

@@ -25,7 +25,9 @@ SCHEMES = [
 DEGREES = {"dp": 2, "fsdp": 4, "ep": 2, "cp": 2, "tp_kv": 4, "tp_rep": 1, "pp": 1}
 
 
-def moved(model: str, scheme: ShardingScheme, **changes: Any) -> list[tuple[str, str, tuple[str, ...], float]]:
+def sum_communication(
+    model: str, scheme: ShardingScheme, **changes: Any
+) -> list[tuple[str, str, tuple[str, ...], float]]:
     """What the activations of a block cost in communication: pass, kind, axes, elements."""
     architecture = replace(load_model(model), **changes)
     values = SymbolValues({**architecture.dims, "B": 1, "T": 4096, **DEGREES})
@@ -49,18 +51,20 @@ def described(collective: UnitCollective, values: SymbolValues) -> tuple[str, st
 @pytest.mark.parametrize("model", ["gpt-3-175b", "gpt-oss-20b"])
 def test_biases_move_no_activations(model: str, scheme: ShardingScheme) -> None:
     """A bias is added to a sum where the sum rests: a product with one scatters just as a product without."""
-    assert moved(model, scheme) == moved(model, scheme, bias=())
+    assert sum_communication(model, scheme) == sum_communication(model, scheme, bias=())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
 def test_sinks_and_clamps_move_nothing(scheme: ShardingScheme) -> None:
-    assert moved("gpt-oss-20b", scheme) == moved("gpt-oss-20b", scheme, sinks=False, mlp="swiglu")
+    assert sum_communication("gpt-oss-20b", scheme) == sum_communication(
+        "gpt-oss-20b", scheme, sinks=False, mlp="swiglu"
+    )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
 def test_a_norm_over_the_projection_moves_sums_only(scheme: ShardingScheme) -> None:
     """Over a head it is local to the device that has the head; over all heads a number for each token is added up."""
-    plain, whole = (moved("olmo-2-7b", scheme, qk_norm_over=over) for over in ("head", "projection"))
+    plain, whole = (sum_communication("olmo-2-7b", scheme, qk_norm_over=over) for over in ("head", "projection"))
     added = list(whole)
     for row in plain:
         added.remove(row)
@@ -72,7 +76,7 @@ def test_a_norm_over_the_projection_moves_sums_only(scheme: ShardingScheme) -> N
 @pytest.mark.parametrize("scheme", [f for f in SCHEMES if f.recompute != "full"], ids=scheme_id)
 def test_a_gate_of_the_shared_expert_moves_no_hidden_states(scheme: ShardingScheme) -> None:
     """Unless the block is run again: the gate's gradient reads the result that it weighted."""
-    gated, plain = (moved("qwen2-57b-a14b", scheme, shared_gate=gate) for gate in (True, False))
+    gated, plain = (sum_communication("qwen2-57b-a14b", scheme, shared_gate=gate) for gate in (True, False))
     added = list(gated)
     for row in plain:
         added.remove(row)

@@ -53,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(model: Architecture, layout: Layout) -> Plan:
+def make_plan(model: Architecture, layout: Layout) -> Plan:
     job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
     return plan_layout(model, load_cluster(f"local:{layout.num_devices}"), job, layout)
 
@@ -68,7 +68,7 @@ def biases(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: bias.clone() for name, bias in trainer.engine.buffers()}
 
 
-def checkpointed(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor]:
+def train_and_save(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor]:
     """Three steps and a checkpoint; the biases."""
     trainer = trainer_of(plan, data)
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_transformers_routes_as_the_run_did(
 
     model, _ = read_config(config)
     expected = run_rank_threads(
-        checkpointed, 2, planned(model, Layout(fsdp=2, zero_stage=1, micro_batch_seqs=3)), data, tmp_path / "run"
+        train_and_save, 2, make_plan(model, Layout(fsdp=2, zero_stage=1, micro_batch_seqs=3)), data, tmp_path / "run"
     )[0]
     assert expected.keys() == {"layers.1.balance_bias", "layers.2.balance_bias"}
     assert all(bias.abs().max() > 0.2 for bias in expected.values()), "steps of 0.3 have moved them"
@@ -125,11 +125,11 @@ def test_transformers_routes_as_the_run_did(
 @pytest.mark.parametrize("layout", [ALONE, Layout(pp=2, schedule="1f1b", micro_batch_seqs=3)], ids=["alone", "pp=2"])
 def test_a_run_begins_with_the_biases_of_a_model(layout: Layout, data: Path, tmp_path: Path) -> None:
     model, _ = read_config(CONFIG)
-    expected = run_rank_threads(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")[0]
+    expected = run_rank_threads(train_and_save, 1, make_plan(model, ALONE), data, tmp_path / "run")[0]
     path = latest(tmp_path / "run")
     assert path is not None
     checkpoint_to_hf(path, model, tmp_path / "hf", seq_len=SEQ_LEN)
-    by_rank = run_rank_threads(begun, layout.num_devices, planned(model, layout), data, str(tmp_path / "hf"))
+    by_rank = run_rank_threads(begun, layout.num_devices, make_plan(model, layout), data, str(tmp_path / "hf"))
     biases = {name: bias for rank in by_rank for name, bias in rank.items()}
     assert biases.keys() == expected.keys()
     assert all(torch.equal(biases[name], bias) for name, bias in expected.items())
@@ -157,7 +157,7 @@ def test_the_loss_of_a_model_of_transformers_on_two_ranks(config: dict[str, Any]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
     model, _ = read_config(described.to_dict())
     layout = Layout(tp=2, sequence_parallel=True, micro_batch_seqs=3)
-    assert run_rank_threads(first_loss, 2, planned(model, layout), data, str(tmp_path)) == pytest.approx(
+    assert run_rank_threads(first_loss, 2, make_plan(model, layout), data, str(tmp_path)) == pytest.approx(
         [expected] * 2, rel=1e-5
     )
 
@@ -165,7 +165,7 @@ def test_the_loss_of_a_model_of_transformers_on_two_ranks(config: dict[str, Any]
 def test_biases_that_files_have_no_place_for_are_refused(data: Path, tmp_path: Path) -> None:
     """They would be lost, and tokens would go to other experts."""
     model, _ = read_config({**SMALL, "model_type": "mixtral", "num_local_experts": 6})
-    run_rank_threads(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")
+    run_rank_threads(train_and_save, 1, make_plan(model, ALONE), data, tmp_path / "run")
     path = latest(tmp_path / "run")
     assert path is not None
     with pytest.raises(

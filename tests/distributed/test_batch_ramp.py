@@ -52,7 +52,7 @@ def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRECISIONS, "fp64", FP64)
 
 
-def planned(layout: Layout) -> Plan:
+def make_plan(layout: Layout) -> Plan:
     job = Job(global_batch_tokens=16 * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
     architecture = replace(MODELS["tied"], vocab_size=VOCABULARY)
     plan = plan_layout(architecture, load_cluster(f"local:{layout.num_devices}"), job, layout)
@@ -65,7 +65,7 @@ def trainer_of(plan: Plan, data: Path) -> Trainer:
     return Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh))
 
 
-def trained(plan: Plan, data: Path, folder: Path, first: int, last: int) -> list[tuple[int, float, float, float]]:
+def train_steps(plan: Plan, data: Path, folder: Path, first: int, last: int) -> list[tuple[int, float, float, float]]:
     """Tokens, loss, norm and learning rate of the steps up to `last`, of a run that goes on behind step `first`."""
     PRECISIONS["fp64"] = FP64
     trainer = trainer_of(plan, data)
@@ -84,7 +84,7 @@ def single_process(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     """Run one process without a restart."""
     PRECISIONS["fp64"] = FP64
     try:
-        return trained(planned(Layout(micro_batch_seqs=16)), data, tmp_path_factory.mktemp("alone"), 0, NUM_STEPS)
+        return train_steps(make_plan(Layout(micro_batch_seqs=16)), data, tmp_path_factory.mktemp("alone"), 0, NUM_STEPS)
     finally:
         del PRECISIONS["fp64"]
 
@@ -101,10 +101,10 @@ def test_a_ramp_is_the_same_on_every_layout_and_after_a_restart(
     tmp_path: Path,
     single_process: list[tuple[int, float, float, float]],
 ) -> None:
-    plans = [planned(LAYOUTS[name]) for name in (before, after)]
+    plans = [make_plan(LAYOUTS[name]) for name in (before, after)]
     spans = [(0, stop), (stop, NUM_STEPS)]
     parts = [
-        run_rank_threads(trained, plan.layout.num_devices, plan, data, tmp_path, *span)
+        run_rank_threads(train_steps, plan.layout.num_devices, plan, data, tmp_path, *span)
         for plan, span in zip(plans, spans, strict=True)
     ]
     for part in parts:

@@ -67,12 +67,12 @@ def same(first: CheckpointState, second: CheckpointState) -> bool:
     return all(torch.equal(values, theirs[name]) for name, values in bits(first).items())
 
 
-def saved(folder: Path, layout: str, step: int = 200, keep: int = 2) -> None:
+def save_state(folder: Path, layout: str, step: int = 200, keep: int = 2) -> None:
     with Checkpointer(folder, keep=keep) as writer:
         writer.save(step, rank_state(layout))
 
 
-def loaded(folder: Path, layout: str) -> bool:
+def loads_state(folder: Path, layout: str) -> bool:
     state = rank_state(layout, filled=False)
     with Checkpointer(folder, keep=2) as reader:
         path = reader.latest()
@@ -88,11 +88,11 @@ WRITERS = [(1, "even"), (2, "uneven"), (3, "on the last"), (4, "hybrid"), (4, "e
 @pytest.mark.parametrize(("ranks", "layout"), WRITERS)
 def test_saved_state_loads_bit_for_bit_on_other_ranks(tmp_path: Path, ranks: int, layout: str) -> None:
     """One process reads what all of them save; the suite has the three groups of ranks that read take turns."""
-    run_processes(saved, ranks, tmp_path, layout)
-    assert loaded(tmp_path, "even")
+    run_processes(save_state, ranks, tmp_path, layout)
+    assert loads_state(tmp_path, "even")
     first = WRITERS.index((ranks, layout)) % len(READERS)
     for readers, theirs in part_of([*READERS[first:], *READERS[:first]]):
-        assert run_processes(loaded, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
+        assert run_processes(loads_state, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
     tensors = load_tensors(tmp_path / "step-00000200")
     assert {name: tensors[name].view(torch.uint8).tolist() for name in tensors} == {
         name.removeprefix("model."): reference(name).view(torch.uint8).tolist()
@@ -121,7 +121,7 @@ def box_of(boxes: str) -> tuple[TensorShard, Tensor]:
     return TensorShard(SHAPE, offsets, torch.full(lengths, -1.0)), expected
 
 
-def boxed(folder: Path) -> list[tuple[str, str]]:
+def find_wrong_boxes(folder: Path) -> list[tuple[str, str]]:
     """Pairs of boxes of which what is saved in the first is not what is read in the second."""
     wrong = []
     with Checkpointer(folder, keep=len(BOXES)) as checkpoints:
@@ -136,14 +136,14 @@ def boxed(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_boxes_of_n_dims_are_read_in_any_other_boxes(tmp_path: Path) -> None:
-    assert run_processes(boxed, 4, tmp_path) == [[]] * 4
+    assert run_processes(find_wrong_boxes, 4, tmp_path) == [[]] * 4
     for step, boxes in enumerate(BOXES):
         assert torch.equal(load_tensors(tmp_path / f"step-{step:08d}", "")["a"], MATRIX), boxes
 
 
 def test_replicated_state_is_written_once_by_all_ranks(tmp_path: Path) -> None:
-    saved(tmp_path / "one", "replicated")
-    run_processes(saved, 3, tmp_path / "three", "replicated")
+    save_state(tmp_path / "one", "replicated")
+    run_processes(save_state, 3, tmp_path / "three", "replicated")
     single, three = (
         [file.stat().st_size for file in (tmp_path / name / "step-00000200").glob("*.bin")] for name in ("one", "three")
     )
@@ -172,7 +172,7 @@ def overwritten(folder: Path) -> tuple[bool, bool]:
             dist.all_reduce(total)
             assert total.item() == dist.get_world_size()
         writer.wait()
-    return early is None, loaded(folder, "uneven")
+    return early is None, loads_state(folder, "uneven")
 
 
 def test_tensors_may_change_while_the_background_writes(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def no_room(where: bool) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def failing(folder: Path, close: bool, where: int) -> tuple[str, str]:
+def fail_background_save(folder: Path, close: bool, where: int) -> tuple[str, str]:
     """Return the error raised after a background save for which a rank had no room, and the latest checkpoint's name."""
     writer = Checkpointer(folder, keep=2)
     writer.save(100, rank_state("even"))
@@ -213,12 +213,12 @@ def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path,
         f"checkpoint: {tmp_path / '.step-00000200.writing'}: File too large; a folder with room, and the permission to write in "
         "it, are required: the latest checkpoint is step-00000100"
     )
-    assert run_processes(failing, 2, tmp_path, close, where) == [(text, "step-00000100")] * 2
+    assert run_processes(fail_background_save, 2, tmp_path, close, where) == [(text, "step-00000100")] * 2
     names = {"step-00000100"} if close else {"step-00000100", "step-00000400"}
     assert {path.name for path in tmp_path.iterdir()} == names, "the draft takes no room"
 
 
-def killed(folder: Path, point: str, before: bool, rank: int) -> None:
+def die_in_save(folder: Path, point: str, before: bool, rank: int) -> None:
     """Save step 100, then die at `point` of the save of step 200; at `sync_folder`, of another one of step 100."""
     module: Any = {"rmtree": step_folders.shutil, "sync_folder": step_folders, "_write_rank_file": writer_module}.get(
         point, writer_module
@@ -255,17 +255,17 @@ def test_a_killed_process_leaves_the_last_complete_checkpoint(
 ) -> None:
     with pytest.raises(AssertionError):
         run_processes(
-            killed, ranks, tmp_path, point, before, rank, grace_s=30.0
+            die_in_save, ranks, tmp_path, point, before, rank, grace_s=30.0
         )  # the other one goes on as far as it can
     newest = latest(tmp_path)
     assert newest is not None
     assert newest.name == (".step-00000100.replaced" if point == "sync_folder" else f"step-{step:08d}")
-    assert loaded(tmp_path, "even")
-    saved(tmp_path, "even", 300, 1)
+    assert loads_state(tmp_path, "even")
+    save_state(tmp_path, "even", 300, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000300"]
 
 
-def with_problems(folder: Path) -> list[str]:
+def save_with_problems(folder: Path) -> list[str]:
     """Return this rank's errors for a hole, overlapping pieces, plain values and steps that differ, and names."""
     rank, half = dist.get_rank(), torch.zeros(4)
     states: list[tuple[int, CheckpointState]] = [
@@ -304,7 +304,7 @@ def test_what_only_the_first_rank_does_fails_on_all(tmp_path: Path) -> None:
 
 
 def test_all_ranks_say_what_is_wrong_with_one(tmp_path: Path) -> None:
-    first, second = run_processes(with_problems, 2, tmp_path)
+    first, second = run_processes(save_with_problems, 2, tmp_path)
     assert first == second
     hole, overlap, values, steps, names = first
     assert hole == "a of shape [9]: the ranks together hold 8 of 9 elements; each element once is required"

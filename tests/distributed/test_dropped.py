@@ -47,7 +47,7 @@ class _Done:
         """Nothing was sent."""
 
 
-def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
+def patch_exchange(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     """Have the exchange leave out a collective: the process has its own part, wherever others' would come."""
 
     def wrapped(name: str, local: Callable[..., None]) -> None:
@@ -107,7 +107,7 @@ def without_each(case: Case, expected: Sequence[float]) -> tuple[list[bool], lis
     """Return the result of `steps` on the first rank."""
     with pytest.MonkeyPatch.context() as patch:
         dropped = Dropped()
-        dropping(dropped, patch)
+        patch_exchange(dropped, patch)
         outcome: tuple[list[bool], list[float]] = run_rank_threads(
             steps, case.layout.num_devices, case, expected, dropped, options=RankThreadOptions(copies_arguments=False)
         )[0]

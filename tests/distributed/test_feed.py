@@ -37,12 +37,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(model: str, layout: Layout) -> Plan:
+def make_plan(model: str, layout: Layout) -> Plan:
     job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
     return plan_layout(MODELS[model], load_cluster(f"local:{layout.num_devices}"), job, layout)
 
 
-def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
+def train_steps(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
     """The steps of a run; the tokens that this rank reads from the shards for one, and the bytes that wait on its host."""
     count, read = [0], TokenShards.tokens
 
@@ -82,12 +82,12 @@ def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
 def test_a_rank_reads_its_own_positions(model: str, layout: Layout, runs: int, data: Path) -> None:
     """And the run is that of one process: losses, those of further tokens among them, and norms."""
     ((expected, all_read, all_bytes),) = run_rank_threads(
-        trained, 1, planned(model, Layout(micro_batch_seqs=SEQS)), data
+        train_steps, 1, make_plan(model, Layout(micro_batch_seqs=SEQS)), data
     )
     further = MODELS[model].num_predict_layers
     assert (all_read, all_bytes) == (SEQS * (SEQ_LEN + 1), 2 * 8 * SEQS * SEQ_LEN)
     seqs = SEQS // layout.num_replicas
-    for records, read, num_bytes in run_rank_threads(trained, layout.num_devices, planned(model, layout), data):
+    for records, read, num_bytes in run_rank_threads(train_steps, layout.num_devices, make_plan(model, layout), data):
         beyond = runs * further  # places behind each run from which further tokens are predicted
         positions = SEQ_LEN // layout.cp
         assert seqs * positions < read <= seqs * (positions + beyond + runs), (

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from harness import run_processes
 
 
-def summed(start: float) -> float:
+def sum_ranks(start: float) -> float:
     value = torch.tensor([start + dist.get_rank()])
     dist.all_reduce(value)
     return value.item()
@@ -27,7 +27,7 @@ def failing_on_one() -> None:
 
 
 def test_results_by_rank() -> None:
-    assert run_processes(summed, 3, 1.0) == [6.0, 6.0, 6.0]
+    assert run_processes(sum_ranks, 3, 1.0) == [6.0, 6.0, 6.0]
 
 
 def test_ranks_find_what_the_server_has_loaded() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_resume import LAYOUTS, SEQ_LEN, SEQS, planned
+from test_resume import LAYOUTS, SEQ_LEN, SEQS, make_plan
 from train.shard_files import write_shards
 from training import gathered
 
@@ -48,7 +48,7 @@ def spoil(trainer: Trainer, array: str) -> str:
     return last.name
 
 
-def with_a_strange_weight(plan: Plan, data: Path) -> tuple[StepAnomaly | None, str]:
+def find_spoiled_weight(plan: Plan, data: Path) -> tuple[StepAnomaly | None, str]:
     """What is found, and what this rank would have spoiled."""
     trainer = trainer_of(plan, data, "stop")
     trainer.train_step()
@@ -60,8 +60,8 @@ def with_a_strange_weight(plan: Plan, data: Path) -> tuple[StepAnomaly | None, s
 
 @pytest.mark.parametrize("layout", OVER)
 def test_a_weight_that_is_not_finite_is_named(layout: str, data: Path) -> None:
-    plan = planned(LAYOUTS[layout], "dense")
-    results = run_rank_threads(with_a_strange_weight, plan.layout.num_devices, plan, data)
+    plan = make_plan(LAYOUTS[layout], "dense")
+    results = run_rank_threads(find_spoiled_weight, plan.layout.num_devices, plan, data)
     unit, _, weight = results[1][1].rpartition(".")
     for trouble, _ in results:
         assert trouble is not None
@@ -69,7 +69,7 @@ def test_a_weight_that_is_not_finite_is_named(layout: str, data: Path) -> None:
         assert f"rank 1: weight {weight} of unit {unit} has 1 of " in trouble.where
 
 
-def left_out(plan: Plan, data: Path) -> tuple[StepAnomaly | None, str, bool, list[float], int]:
+def skip_spoiled_step(plan: Plan, data: Path) -> tuple[StepAnomaly | None, str, bool, list[float], int]:
     """A gradient that is not finite in the second step: what is found, what was spoiled, whether the state is as it was, and what
     follows."""
     trainer = trainer_of(plan, data, "skip")
@@ -84,7 +84,7 @@ def left_out(plan: Plan, data: Path) -> tuple[StepAnomaly | None, str, bool, lis
     return trouble, names[0], same, [trainer.train_step().loss for _ in range(2)], trainer.num_left_out
 
 
-def without_it(plan: Plan, data: Path) -> list[float]:
+def train_without_step(plan: Plan, data: Path) -> list[float]:
     """The same steps without the second one, which is passed over."""
     trainer = trainer_of(plan, data, "skip")
     trainer.train_step()
@@ -94,9 +94,9 @@ def without_it(plan: Plan, data: Path) -> list[float]:
 
 @pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4"])
 def test_a_step_that_is_left_out_changes_no_weight_and_no_moment(layout: str, data: Path) -> None:
-    plan = planned(LAYOUTS[layout], "dense")
-    expected = run_rank_threads(without_it, plan.layout.num_devices, plan, data)[0]
-    results = run_rank_threads(left_out, plan.layout.num_devices, plan, data)
+    plan = make_plan(LAYOUTS[layout], "dense")
+    expected = run_rank_threads(train_without_step, plan.layout.num_devices, plan, data)[0]
+    results = run_rank_threads(skip_spoiled_step, plan.layout.num_devices, plan, data)
     unit, _, weight = results[1][1].rpartition(".")
     for trouble, _, same, losses, num_left_out in results:
         assert trouble is not None
@@ -106,7 +106,7 @@ def test_a_step_that_is_left_out_changes_no_weight_and_no_moment(layout: str, da
         assert (losses, num_left_out) == (expected, 1)
 
 
-def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+def rewind_run(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Two steps, a checkpoint, two more of which the last is spoiled, and back; or two steps, and the third and fourth passed
     over."""
     trainer = trainer_of(plan, data, "rewind")
@@ -131,9 +131,10 @@ def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4", "pp=2 zb_v"])
 def test_after_going_back_the_run_is_one_that_passed_over_the_batches(layout: str, data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS[layout], "dense")
+    plan = make_plan(LAYOUTS[layout], "dense")
     back, expected = (
-        run_rank_threads(gone_back, plan.layout.num_devices, plan, data, tmp_path, spoiled) for spoiled in (True, False)
+        run_rank_threads(rewind_run, plan.layout.num_devices, plan, data, tmp_path, spoiled)
+        for spoiled in (True, False)
     )
     for (losses, weights), (wanted_losses, wanted_weights) in zip(back, expected, strict=True):
         assert losses == wanted_losses

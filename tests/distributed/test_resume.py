@@ -69,7 +69,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(layout: Layout, model: str, optimizer: str = "adamw") -> Plan:
+def make_plan(layout: Layout, model: str, optimizer: str = "adamw") -> Plan:
     job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", optimizer=optimizer)
     architecture = replace(MODELS[model], vocab_size=VOCABULARY)
     return plan_layout(architecture, load_cluster(f"local:{layout.num_devices}"), job, layout)
@@ -81,7 +81,7 @@ def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
     return Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh), open_weights)
 
 
-def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
+def train_and_save(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
     """Run three steps, save a checkpoint, and run two more."""
     trainer = trainer_of(plan, data)
     for _ in range(3):
@@ -91,7 +91,7 @@ def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         return [trainer.train_step() for _ in range(2)]
 
 
-def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
+def resume_run(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
     """Run the two steps after the checkpoint."""
     trainer = trainer_of(plan, data)
     with Checkpointer(folder, keep=1) as checkpoints:
@@ -103,7 +103,7 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
 
 def test_steps_are_read_ahead_by_one_reader_and_leave_nothing_behind(data: Path) -> None:
     """A reader that began anew in every step was kept, 4.5 kB each."""
-    trainer = trainer_of(planned(Layout(), "dense"), data)
+    trainer = trainer_of(make_plan(Layout(), "dense"), data)
     trainer.train_step()
     reader, counts = trainer._prefetched._reader, []
     for _ in range(4):
@@ -147,9 +147,9 @@ def test_steps_are_read_ahead_by_one_reader_and_leave_nothing_behind(data: Path)
 def test_resumed_run_equals_the_uninterrupted_one(
     model: str, before: str, after: str, optimizer: str, data: Path, tmp_path: Path
 ) -> None:
-    plan, resumed_plan = (planned(LAYOUTS[layout], model, optimizer) for layout in (before, after))
-    expected = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path)[0]
-    for records in run_rank_threads(resumed, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path):
+    plan, resumed_plan = (make_plan(LAYOUTS[layout], model, optimizer) for layout in (before, after))
+    expected = run_rank_threads(train_and_save, plan.layout.num_devices, plan, data, tmp_path)[0]
+    for records in run_rank_threads(resume_run, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path):
         for record, reference in zip(records, expected, strict=True):
             assert record.step == reference.step
             assert record.learning_rate == reference.learning_rate
@@ -161,7 +161,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
             assert record.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
 
 
-def resaved(plan: Plan, data: Path, folder: Path, into: Path) -> list[float]:
+def save_again(plan: Plan, data: Path, folder: Path, into: Path) -> list[float]:
     """Save a loaded state again from other ranks; return the losses of the two next steps."""
     trainer = trainer_of(plan, data)
     with Checkpointer(folder, keep=1) as checkpoints, Checkpointer(into, keep=1) as rewriter:
@@ -185,10 +185,10 @@ def test_other_ranks_have_the_same_codes_and_scales(
     model: str, before: str, after: str, data: Path, tmp_path: Path
 ) -> None:
     """Nothing is quantised again; and on the same layout a run goes on bit by bit."""
-    plan, resumed_plan = (planned(LAYOUTS[layout], model, "adamw_8bit") for layout in (before, after))
-    expected = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path / "a")[0]
+    plan, resumed_plan = (make_plan(LAYOUTS[layout], model, "adamw_8bit") for layout in (before, after))
+    expected = run_rank_threads(train_and_save, plan.layout.num_devices, plan, data, tmp_path / "a")[0]
     losses = run_rank_threads(
-        resaved, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path / "a", tmp_path / "b"
+        save_again, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path / "a", tmp_path / "b"
     )[0]
     paths = [latest(tmp_path / name) for name in "ab"]
     assert None not in paths
@@ -202,8 +202,8 @@ def test_other_ranks_have_the_same_codes_and_scales(
 
 
 def test_blocks_that_tensor_parallelism_cuts_are_read_by_the_same_degree(data: Path, tmp_path: Path) -> None:
-    plan, resumed_plan = (planned(LAYOUTS[layout], "dense", "adamw_8bit") for layout in ("tp=2 fsdp=2", "tp=4"))
-    run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path)
+    plan, resumed_plan = (make_plan(LAYOUTS[layout], "dense", "adamw_8bit") for layout in ("tp=2 fsdp=2", "tp=4"))
+    run_rank_threads(train_and_save, plan.layout.num_devices, plan, data, tmp_path)
     for problems in run_rank_threads(refused, resumed_plan.layout.num_devices, resumed_plan, data, tmp_path):
         assert [text.count("plan again with the degrees that it was saved with") for text in problems] == [1, 1]
         assert all("exp_avg_scales_of_" in text for text in problems)
@@ -211,7 +211,7 @@ def test_blocks_that_tensor_parallelism_cuts_are_read_by_the_same_degree(data: P
 
 def refused(plan: Plan, data: Path, folder: Path) -> list[str]:
     with pytest.raises(InputError) as caught:
-        resumed(plan, data, folder)
+        resume_run(plan, data, folder)
     return list(caught.value.problems)
 
 
@@ -230,7 +230,7 @@ def checkpointed(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor
 def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(
     model: str, layout: str, data: Path, tmp_path: Path
 ) -> None:
-    plan = planned(LAYOUTS[layout], model)
+    plan = make_plan(LAYOUTS[layout], model)
     expected = run_rank_threads(checkpointed, plan.layout.num_devices, plan, data, tmp_path / "checkpoints")[0]
     path = latest(tmp_path / "checkpoints")
     assert path is not None
@@ -255,7 +255,7 @@ def begun(plan: Plan, data: Path, folder: str) -> tuple[dict[str, torch.Tensor],
 def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
     model: str, layout: str, data: Path, tmp_path: Path
 ) -> None:
-    plan = planned(LAYOUTS[layout], model)
+    plan = make_plan(LAYOUTS[layout], model)
     plan = replace(plan, model=replace(plan.model, numerics=Numerics(rotary=Rotary(base=500.0))))
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path / "hf", seq_len=SEQ_LEN)
@@ -278,7 +278,7 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
 @pytest.mark.parametrize("layout", ["zero-2 of 2", "tp=4"])
 @pytest.mark.parametrize("name", ["torchtitan", "megatron-ranks", "megatron"])
 def test_a_run_begins_with_the_weights_of_another_framework(name: str, layout: str, data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS[layout], "dense")
+    plan = make_plan(LAYOUTS[layout], "dense")
     initial = initial_weights(plan.model, 99)
     degrees = RankDegrees(tp=2, divisible=16)
     model = WeightSource(plan.model, boxes_of_weights(initial), torch.float32)
@@ -323,7 +323,7 @@ def test_each_rank_reads_what_it_keeps_of_a_model(
     layout: str, parts: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SafetensorsFolder, "read", lambda *operands: COUNTED.read(*operands))
-    plan = planned(LAYOUTS[layout], "moe")
+    plan = make_plan(LAYOUTS[layout], "moe")
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path, seq_len=SEQ_LEN)
     size = sum(tensor.nbytes for tensor in initial.tensors.values())
@@ -334,7 +334,7 @@ def test_each_rank_reads_what_it_keeps_of_a_model(
 
 def test_a_run_in_fp16_goes_on_with_its_scale_and_the_updates_that_were_made(data: Path, tmp_path: Path) -> None:
     """Of a scale from which the first steps overflow, that is how many steps the moments have seen too."""
-    plan = planned(LAYOUTS["alone"], "dense")
+    plan = make_plan(LAYOUTS["alone"], "dense")
     plan = replace(plan, job=replace(plan.job, precision="fp16"))
     recipe = TrainingRecipe(steps=6, learning_rate=1e-2, seed=3, loss_scale=2.0**32, loss_scale_backoff=2.0**-10)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
@@ -368,7 +368,7 @@ def test_a_run_goes_on_with_the_scales_of_its_earlier_steps(
     before: str, after: str, data: Path, tmp_path: Path
 ) -> None:
     """Bit for bit on the same ranks; on others from the same factors and history."""
-    plans = [planned(LAYOUTS[name], "dense") for name in (before, after)]
+    plans = [make_plan(LAYOUTS[name], "dense") for name in (before, after)]
     first, second = (replace(plan, job=replace(plan.job, precision="fp8_transformer_engine")) for plan in plans)
     (records, scales), *_ = run_rank_threads(saved_with_scales, first.layout.num_devices, first, data, tmp_path)
     for resumed_records, resumed_scales in run_rank_threads(

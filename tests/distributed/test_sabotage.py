@@ -109,7 +109,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def sabotaged(name: str, case: Case) -> list[RunResult]:
+def run_sabotaged(name: str, case: Case) -> list[RunResult]:
     """Run ranks with a changed engine."""
     with pytest.MonkeyPatch.context() as patch:
         SABOTAGES[name](patch)
@@ -125,11 +125,11 @@ def differs(actual: RunResult, expected: RunResult) -> bool:
 def test_every_sabotage_changes_the_norms(name: str) -> None:
     case = CASES[name]
     expected = plain(case)
-    assert any(differs(actual, expected) for actual in sabotaged(name, case))
+    assert any(differs(actual, expected) for actual in run_sabotaged(name, case))
 
 
 def test_a_gather_that_comes_late_is_waited_for() -> None:
     expected = plain(SHARDED)
-    for actual in sabotaged("gathers_come_late", SHARDED):
+    for actual in run_sabotaged("gathers_come_late", SHARDED):
         assert not differs(actual, expected)
         assert actual.losses == pytest.approx(expected.losses, rel=1e-12)

@@ -42,7 +42,7 @@ PIPELINE = Case("deep", Layout(pp=2, schedule="1f1b", micro_batch_seqs=2))
 STALL_S = 0.5  # on a machine of two shared cores, where a kernel of microseconds may wait some 50 ms for one
 
 
-def recorded(case: Case, prepare: Any = None) -> tuple[RankTrace, float]:
+def record_step(case: Case, prepare: Any = None) -> tuple[RankTrace, float]:
     """Return the last of a few steps on this rank, recorded, and its loss."""
     engine = engine_of(case)
     for step in range(STEPS - 1):
@@ -61,7 +61,7 @@ def recorded(case: Case, prepare: Any = None) -> tuple[RankTrace, float]:
     return trace, record.loss
 
 
-def unrecorded(case: Case) -> float:
+def run_unrecorded(case: Case) -> float:
     """Return the loss of the same step without recording."""
     engine = engine_of(case)
     return [float(run_step(engine, case, step).loss) for step in range(STEPS)][-1]
@@ -69,7 +69,7 @@ def unrecorded(case: Case) -> float:
 
 @cache
 def traces(case: str) -> list[RankTrace]:
-    return [trace for trace, _ in run_rank_threads(recorded, 2, CASES[case])]
+    return [trace for trace, _ in run_rank_threads(record_step, 2, CASES[case])]
 
 
 CASES = {
@@ -180,12 +180,12 @@ def test_nothing_is_done_before_all_ranks_have_come() -> None:
 
 
 def test_a_recorded_step_computes_the_same() -> None:
-    losses = [loss for _, loss in run_rank_threads(recorded, 2, SHARDED)]
-    assert losses == run_rank_threads(unrecorded, 2, SHARDED)
+    losses = [loss for _, loss in run_rank_threads(record_step, 2, SHARDED)]
+    assert losses == run_rank_threads(run_unrecorded, 2, SHARDED)
 
 
-def stalled(case: Case) -> tuple[RankTrace, float]:
-    return recorded(case, prepare=stall_of_rank_1)
+def record_stall(case: Case) -> tuple[RankTrace, float]:
+    return record_step(case, prepare=stall_of_rank_1)
 
 
 def stall_of_rank_1(engine: TrainingEngine) -> None:
@@ -207,7 +207,7 @@ def stall_of_rank_1(engine: TrainingEngine) -> None:
 
 
 def test_an_injected_stall_is_found_and_named() -> None:
-    step = align_clocks([trace for trace, _ in run_processes(stalled, 2, TENSOR)])
+    step = align_clocks([trace for trace, _ in run_processes(record_stall, 2, TENSOR)])
     # a busy machine stalls other kernels as well
     (stall,) = [
         stall for stall in find_stalls(step) if (stall.rank, stall.name, stall.path) == (1, "contract gate", "layers.1")

@@ -268,10 +268,10 @@ def pieces_of(engine: TrainingEngine, tensor: str) -> Pieces:
 
 def gathered(engine: TrainingEngine, tensor: str) -> dict[str, torch.Tensor]:
     """What the pieces of all ranks are together, flat."""
-    return whole_of(of_all_ranks(engine.world.transport, pieces_of(engine, tensor)))
+    return whole_of(gather_values(engine.world.transport, pieces_of(engine, tensor)))
 
 
-def of_all_ranks(transport: Transport, value: Any) -> list[Any]:
+def gather_values(transport: Transport, value: Any) -> list[Any]:
     """Return the value of each rank, on every rank."""
     content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     length = torch.tensor([len(content)])

@@ -36,7 +36,7 @@ def test_the_package_has_examples() -> None:
     )
 
 
-def lacking(value: Any) -> Iterator[str]:
+def find_lacking(value: Any) -> Iterator[str]:
     """What the docstring of a public function or class lacks."""
     text = (vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__) or ""
     if len(text.strip().splitlines()) < 3:
@@ -72,7 +72,7 @@ def members(value: type) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_has_an_example_and_names_its_errors(name: str) -> None:
-    assert list(lacking(getattr(sw, name))) == []
+    assert list(find_lacking(getattr(sw, name))) == []
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if inspect.isclass(getattr(sw, name))])
@@ -101,6 +101,6 @@ def test_missing_parts_of_a_docstring_are_found() -> None:
         """
         return count
 
-    assert list(lacking(bare)) == ["several lines", "an example", "the errors that it raises"]
-    assert list(lacking(quiet)) == []
+    assert list(find_lacking(bare)) == ["several lines", "an example", "the errors that it raises"]
+    assert list(find_lacking(quiet)) == []
     assert dict(members(type("Public", (), {"bare": bare, "_quiet": quiet}))) == {"bare": bare}

@@ -20,11 +20,11 @@ CASES = [
 ]
 
 
-def at(model: str, cluster: str, layout: str) -> ViewRequest:
+def open_layout(model: str, cluster: str, layout: str) -> ViewRequest:
     return resolve_request(parse_query(QUERY.format(model=model, cluster=cluster, layout=layout)), NameResolver())
 
 
-def edited(of: ViewRequest, edit: dict[str, str | None]) -> ViewRequest:
+def edit_request(of: ViewRequest, edit: dict[str, str | None]) -> ViewRequest:
     query = dict(part.split("=", 1) for part in write_query(of.state).split("&"))
     query = {key: value for key, value in {**query, **edit}.items() if value is not None}
     return resolve_request(parse_query("&".join(f"{key}={value}" for key, value in query.items())), NameResolver())
@@ -33,7 +33,7 @@ def edited(of: ViewRequest, edit: dict[str, str | None]) -> ViewRequest:
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize(("model", "cluster", "layout"), CASES)
 def test_options_are_states_that_run_or_say_why_not(model: str, cluster: str, layout: str, free: bool) -> None:
-    of = at(model, cluster, layout)
+    of = open_layout(model, cluster, layout)
     for control in controls(of, free=free):
         assert control["value"] in [option["value"] for option in control["options"]], control["name"]
         if control["group"] != "layout":
@@ -42,7 +42,7 @@ def test_options_are_states_that_run_or_say_why_not(model: str, cluster: str, la
             if not option["edit"]:
                 assert option["problem"]
                 continue
-            changed = edited(of, option["edit"])
+            changed = edit_request(of, option["edit"])
             assert list(changed.problems[:1]) == ([option["problem"]] if option["problem"] else [])
             if not option["problem"]:
                 assert changed.layout.num_devices == changed.cluster.num_devices
@@ -50,18 +50,18 @@ def test_options_are_states_that_run_or_say_why_not(model: str, cluster: str, la
 
 def value(of: ViewRequest, name: str, text: str, *, free: bool = False) -> ViewRequest:
     control = next(control for control in controls(of, free=free) if control["name"] == name)
-    return edited(of, next(option["edit"] for option in control["options"] if option["value"] == text))
+    return edit_request(of, next(option["edit"] for option in control["options"] if option["value"] == text))
 
 
 def test_a_degree_takes_its_devices_from_the_replicas() -> None:
-    of = value(at("llama-3-8b", "h100:64", "fsdp=64"), "tp", "8")
+    of = value(open_layout("llama-3-8b", "h100:64", "fsdp=64"), "tp", "8")
     assert (of.layout.tp, of.layout.fsdp, of.layout.sequence_parallel) == (8, 8, True)
     back = value(of, "tp", "1")
     assert (back.layout.tp, back.layout.fsdp, back.layout.sequence_parallel) == (1, 64, False)
 
 
 def test_stages_bring_their_schedule_and_sharding_its_axis() -> None:
-    of = value(at("llama-3-8b", "h100:64", "fsdp=64"), "pp", "4")
+    of = value(open_layout("llama-3-8b", "h100:64", "fsdp=64"), "pp", "4")
     assert (of.layout.schedule, of.layout.fsdp) == ("1f1b", 16)
     assert value(of, "num_virtual_stages", "2").layout.schedule == "interleaved"
     plain = value(of, "zero_stage", "0").layout
@@ -71,7 +71,9 @@ def test_stages_bring_their_schedule_and_sharding_its_axis() -> None:
 
 
 def test_an_illegal_degree_stays_and_says_what_is_possible() -> None:
-    tp = next(control for control in controls(at("llama-3-8b", "h100:64", "fsdp=64")) if control["name"] == "tp")
+    tp = next(
+        control for control in controls(open_layout("llama-3-8b", "h100:64", "fsdp=64")) if control["name"] == "tp"
+    )
     problem = next(option["problem"] for option in tp["options"] if option["value"] == "64")
     assert "heads_by_tp" in problem
     assert "tp may be one of 1, 2, 4, 8, 16, 32" in problem
@@ -79,11 +81,11 @@ def test_an_illegal_degree_stays_and_says_what_is_possible() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.model)
 def test_a_preset_is_a_job_with_a_source(preset: Preset) -> None:
-    of = at("llama-3-8b", "h100:64", "fsdp=64")
+    of = open_layout("llama-3-8b", "h100:64", "fsdp=64")
     option = next(option for control in controls(of) if control["name"] == "preset" for option in control["options"]
                   if option["value"] == preset.name)  # fmt: skip
     assert option["note"] == preset.source
-    changed = edited(of, option["edit"])
+    changed = edit_request(of, option["edit"])
     assert (changed.model.name, changed.cluster.name, changed.state.layout) == (
         preset.model,
         preset.cluster,
@@ -94,7 +96,7 @@ def test_a_preset_is_a_job_with_a_source(preset: Preset) -> None:
 
 
 def test_boolean_options_are_checkboxes() -> None:
-    every = controls(at("llama-3-8b", "h100:64", "tp=2+fsdp=32"))
+    every = controls(open_layout("llama-3-8b", "h100:64", "tp=2+fsdp=32"))
     kinds = {control["name"]: control["kind"] for control in every}
     assert (kinds["sequence_parallel"], kinds["async_tp"], kinds["tp"], kinds["model"]) == (
         "checkbox", "checkbox", "slider", "select",
@@ -106,7 +108,7 @@ def test_boolean_options_are_checkboxes() -> None:
 
 
 def test_in_the_memory_view_the_cluster_follows() -> None:
-    of = value(at("llama-3-8b", "h100:64", "fsdp=64"), "tp", "8", free=True)
+    of = value(open_layout("llama-3-8b", "h100:64", "fsdp=64"), "tp", "8", free=True)
     assert (of.layout.tp, of.layout.fsdp, of.cluster.name) == (8, 64, "h100:512")
-    wider = value(at("llama-3-8b", "h100:64", "fsdp=64"), "d_model", "8192", free=True)
+    wider = value(open_layout("llama-3-8b", "h100:64", "fsdp=64"), "d_model", "8192", free=True)
     assert (wider.model.d_model, wider.model.head_dim) == (8192, 256)

@@ -20,7 +20,7 @@ def ask(details: str = "") -> dict[str, Any]:
     return payload
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def run_serve_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["serve", "plan", "llama-3.1-8b", "h100:8", *arguments, "--json"]) == 0
     payload: dict[str, Any] = json.loads(capsys.readouterr().out)
     return payload
@@ -29,7 +29,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def test_the_figures_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask("&isl=1000&osl=200&rate=5&tpot=30ms&engine=sglang")
     flags = ("--isl", "1000", "--osl", "200", "--rate", "5/s", "--tpot", "30ms", "--engine", "sglang")
-    expected = printed(capsys, *flags)
+    expected = run_serve_plan(capsys, *flags)
     assert answer["estimate"] == expected["estimate"]
     assert [point["layout"] for point in answer["front"]] == [point["layout"] for point in expected["front"]]
     assert answer["doubled_devices"] == expected["doubled_devices"]

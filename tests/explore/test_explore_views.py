@@ -33,7 +33,7 @@ def ask(question: str, layout: str, more: str = "") -> dict[str, Any]:
     return payload
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def run_verb(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main([*arguments, "--json"]) == 0
     payload: dict[str, Any] = json.loads(capsys.readouterr().out)
     return payload
@@ -42,19 +42,19 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_estimate_and_memory_are_those_of_the_commands(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask("overview", layout)
-    assert answer["estimate"] == printed(capsys, "estimate", *ARGUMENTS, "--layout", layout)
-    assert answer["memory"] == printed(capsys, "memory", *ARGUMENTS, "--layout", layout)
+    assert answer["estimate"] == run_verb(capsys, "estimate", *ARGUMENTS, "--layout", layout)
+    assert answer["memory"] == run_verb(capsys, "memory", *ARGUMENTS, "--layout", layout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_roofline_is_that_of_the_command(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask("roofline", layout)
-    assert answer["roofline"] == printed(capsys, "roofline", "llama-3-8b", "T=8192", "h100", "--layout", layout)
+    assert answer["roofline"] == run_verb(capsys, "roofline", "llama-3-8b", "T=8192", "h100", "--layout", layout)
 
 
 def test_the_schedule_is_that_of_the_command_it_names(capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask("schedule", LAYOUTS[0])
-    assert answer["schedule"] == printed(capsys, *shlex.split(answer["command"])[1:])
+    assert answer["schedule"] == run_verb(capsys, *shlex.split(answer["command"])[1:])
 
 
 def test_the_timeline_is_the_simulation_of_the_plan() -> None:
@@ -154,7 +154,7 @@ def test_copied_commands_and_python_give_the_same_step(capsys: pytest.CaptureFix
     more = "&stack=nemo-25&precision=fp8_delayed&model.num_layers=16"
     expected = ask("overview", LAYOUTS[0], more)["estimate"]["estimate"]["step_time_s"]
     command = ask("copy", LAYOUTS[0], f"{more}&target=command")["files"]["command"]
-    assert printed(capsys, *shlex.split(command)[1:])["estimate"]["step_time_s"] == expected
+    assert run_verb(capsys, *shlex.split(command)[1:])["estimate"]["step_time_s"] == expected
     code = ask("copy", LAYOUTS[0], f"{more}&target=python")["files"]["python"]
     *imports, call = [line for line in code.splitlines() if line]
     names: dict[str, Any] = {}
@@ -248,7 +248,7 @@ def test_a_run_stands_beside_its_plan_and_no_other_layout(
 ) -> None:
     resolver, words = opened_run(tmp_path, monkeypatch)
     capsys.readouterr()
-    explorer, expected = Explorer(resolver), printed(capsys, "reconcile", *words)
+    explorer, expected = Explorer(resolver), run_verb(capsys, "reconcile", *words)
     run = json.loads(dump_payload(explorer.answer("run", "")))
     overview = json.loads(dump_payload(explorer.answer("overview", "")))
     assert run["reconcile"] == overview["reconcile"] == expected
@@ -269,7 +269,7 @@ def test_pictures_of_many_passes_are_truncated_and_say_so(question: str, capsys:
     assert (shown["micro_batches"], shown["num_micro_batches"]) == (256, 131_072)
     assert (shown["passes"], shown["num_passes"]) == (4096, 2 * 8 * 131_072)
     if question == "schedule":
-        assert answer["schedule"] == printed(capsys, *shlex.split(answer["command"])[1:])
+        assert answer["schedule"] == run_verb(capsys, *shlex.split(answer["command"])[1:])
         assert (answer["compared"]["micro_batches"], answer["compared"]["num_micro_batches"]) == (32, 131_072)
     else:
         smaller = Explorer(NameResolver()).answer(

@@ -66,7 +66,9 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def heard(text: str, script: str | None = START, *, devices: int = 8, per_node: int = 8, **beside: int) -> ParsedLaunch:
+def parse_files(
+    text: str, script: str | None = START, *, devices: int = 8, per_node: int = 8, **beside: int
+) -> ParsedLaunch:
     files = {CONFIG: text} | ({"run.sh": script} if script else {})
     parts = {name.replace("__", "."): value for name, value in beside.items()}
     machines = Machines(num_devices=devices, devices_per_node=per_node)
@@ -75,7 +77,7 @@ def heard(text: str, script: str | None = START, *, devices: int = 8, per_node: 
 
 @pytest.mark.parametrize(("text", "layout", "precision"), PUBLISHED.values(), ids=list(PUBLISHED))
 def test_published_configurations_are_read_and_priced(text: str, layout: str, precision: str) -> None:
-    parsed = heard(text)
+    parsed = parse_files(text)
     launch = parsed.launch
     assert launch.layout == Layout.parse(layout)
     assert launch.job.precision == precision
@@ -92,12 +94,12 @@ def test_published_configurations_are_read_and_priced(text: str, layout: str, pr
 )  # fmt: skip
 def test_strategies_of_the_first_fsdp(strategy: str, layout: str) -> None:
     text = f"distributed_type: FSDP\nmixed_precision: 'no'\nfsdp_config:\n  fsdp_sharding_strategy: {strategy}\n"
-    assert heard(text, devices=16).launch.layout == Layout.parse(layout)
+    assert parse_files(text, devices=16).launch.layout == Layout.parse(layout)
 
 
 def test_words_of_the_command_take_the_place_of_the_file() -> None:
     script = START.replace("train.py", "--fsdp_reshard_after_forward false --mixed_precision no train.py")
-    parsed_launch = heard(fsdp2(False, "1 8 1 1"), script).launch
+    parsed_launch = parse_files(fsdp2(False, "1 8 1 1"), script).launch
     assert (parsed_launch.layout.zero_stage, parsed_launch.job.precision) == (2, "fp32")
     command_line = "accelerate launch --use_fsdp --fsdp_version 2 --mixed_precision bf16 t.py --max_length 4096 "
     command_line += "--per_device_train_batch_size 2"
@@ -111,9 +113,11 @@ def test_words_of_the_command_take_the_place_of_the_file() -> None:
 def test_a_configuration_alone_is_read_with_what_is_said_beside_it() -> None:
     text = fsdp2(False, "1 8 1 1")
     with pytest.raises(InputError, match="--seq-len") as raised:
-        heard(text, None)
+        parse_files(text, None)
     assert len(raised.value.problems) == 3
-    parsed_launch = heard(text, None, job__seq_len=4096, layout__micro_batch_seqs=2, job__global_batch_seqs=64).launch
+    parsed_launch = parse_files(
+        text, None, job__seq_len=4096, layout__micro_batch_seqs=2, job__global_batch_seqs=64
+    ).launch
     assert (parsed_launch.job.num_seqs, parsed_launch.layout.micro_batch_seqs) == (64, 2)
 
 
@@ -185,29 +189,29 @@ def test_written_launch_has_every_size_and_starts_every_node() -> None:
 )  # fmt: skip
 def test_invalid_configurations_are_refused_in_one_line(text: str, words: str) -> None:
     with pytest.raises(InputError) as raised:
-        heard(text)
+        parse_files(text)
     assert words.lower() in str(raised.value).lower()
     assert all(len(problem) < 500 and "\n" not in problem for problem in raised.value.problems)
 
 
 def test_a_section_may_leave_out_the_beginning_of_its_options() -> None:
     text = BASE + "fsdp_config:\n  version: 2\n  reshard_after_forward: false\n"
-    parsed = heard(text)
+    parsed = parse_files(text)
     assert parsed.launch.layout.zero_stage == 2
     assert parsed.unknown == ()
 
 
 def test_known_optimizers_are_read_and_others_refused() -> None:
     with pytest.raises(InputError, match="--optim"):
-        heard(BASE, f"{START} --optim apollo_adamw")
-    assert heard(BASE, f"{START} --optim lion_32bit").launch.job.optimizer == "lion"
+        parse_files(BASE, f"{START} --optim apollo_adamw")
+    assert parse_files(BASE, f"{START} --optim lion_32bit").launch.job.optimizer == "lion"
     for theirs in ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit"):
-        assert heard(BASE, f"{START} --optim {theirs}").launch.job.optimizer == "adamw_8bit"
+        assert parse_files(BASE, f"{START} --optim {theirs}").launch.job.optimizer == "adamw_8bit"
 
 
 def test_reading_runs_no_code(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     with pytest.raises(InputError):
-        heard(f"distributed_type: FSDP\na: !!python/object/apply:pathlib.Path.touch ['{marker}']\n")
-    heard(BASE, f"{START} --output_dir $(touch {marker})")
+        parse_files(f"distributed_type: FSDP\na: !!python/object/apply:pathlib.Path.touch ['{marker}']\n")
+    parse_files(BASE, f"{START} --output_dir $(touch {marker})")
     assert not marker.exists()

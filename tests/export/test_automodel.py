@@ -68,16 +68,16 @@ def test_published_recipes_are_read_and_priced(name: str) -> None:
     heard = parse_launch({"recipe.yaml": text}, cluster_machines(cluster))
     assert (heard.target, heard.unknown) == (TARGET, ())
     assert heard.launch.model.name == model
-    assert {**_said(heard.launch.layout), "layers_per_stage": None} == _said(Layout.parse(layout))
+    assert {**_fields_of(heard.launch.layout), "layers_per_stage": None} == _fields_of(Layout.parse(layout))
     cluster = with_published_constants(cluster, get_stack(TARGET.stack))
     assert plan_layout(heard.launch.model, cluster, heard.launch.job, heard.launch.layout).estimate.step_time_s > 0
 
 
-def _said(layout: Layout) -> dict[str, object]:
+def _fields_of(layout: Layout) -> dict[str, object]:
     return {name: getattr(layout, name) for name in Layout.__dataclass_fields__}
 
 
-def heard_of(distributed: str = "", batch: tuple[int, int] = (64, 4), more: str = "") -> ParsedLaunch:
+def parse_recipe(distributed: str = "", batch: tuple[int, int] = (64, 4), more: str = "") -> ParsedLaunch:
     return parse_launch({"recipe.yaml": recipe("meta-llama/Meta-Llama-3-8B", batch, 4096, distributed, more)}, EIGHT)
 
 
@@ -92,7 +92,7 @@ def heard_of(distributed: str = "", batch: tuple[int, int] = (64, 4), more: str 
     ],
 )
 def test_degrees_and_shards_are_those_of_fsdp2(distributed: str, layout: str) -> None:
-    assert heard_of(distributed).launch.layout == Layout.parse(layout)
+    assert parse_recipe(distributed).launch.layout == Layout.parse(layout)
 
 
 def test_replicas_of_ddp_have_no_shards() -> None:
@@ -113,7 +113,7 @@ def test_replicas_of_ddp_have_no_shards() -> None:
     ],
 )
 def test_stages_are_dealt_out_as_its_pipelining_does(pipeline: str, stages: tuple[int, ...]) -> None:
-    launch = heard_of(f"pp_size: 4, pipeline: {pipeline}", (64, 32)).launch
+    launch = parse_recipe(f"pp_size: 4, pipeline: {pipeline}", (64, 32)).launch
     assert layers_by_virtual_stage(launch.model, launch.layout) == stages
     assert launch.layout.zero_stage == 2  # layers of a pipeline stay gathered unless they are told otherwise
 

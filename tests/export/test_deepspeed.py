@@ -45,7 +45,7 @@ PUBLISHED: tuple[tuple[dict[str, Any], str, str, str, str, int], ...] = (
 )  # fmt: skip
 
 
-def heard(
+def parse_files(
     config: object, script: str | None = None, *, devices: int = 8, model: str | None = "llama-3-8b", **beside: int
 ) -> ParsedLaunch:
     files = {CONFIG: config if isinstance(config, str) else json.dumps(config)} | ({"run.sh": script} if script else {})
@@ -60,7 +60,7 @@ def heard(
 def test_published_configurations_are_read_and_priced(
     config: dict[str, Any], script: str, model: str, precision: str, layout: str, batch: int
 ) -> None:
-    parsed = heard(config, script, model=model)
+    parsed = parse_files(config, script, model=model)
     launch = parsed.launch
     assert launch.layout == Layout.parse(layout)
     assert (launch.job.precision, launch.job.num_seqs) == (precision, batch)
@@ -76,12 +76,12 @@ def test_a_configuration_alone_is_read_with_what_is_said_beside_it() -> None:
         "zero_optimization": {"stage": 3},
         "bf16": {"enabled": True},
     }
-    assert "no length of sequences" in heard(config).notes[0]
-    assert heard(config, job__seq_len=4096).launch.job == Job(global_batch_tokens=64 * 4096, seq_len=4096)
+    assert "no length of sequences" in parse_files(config).notes[0]
+    assert parse_files(config, job__seq_len=4096).launch.job == Job(global_batch_tokens=64 * 4096, seq_len=4096)
     with pytest.raises(InputError, match="--seq-len: found 4096, and the launch says 2048"):
-        heard(config, "deepspeed t.py --block_size 2048", job__seq_len=4096)
+        parse_files(config, "deepspeed t.py --block_size 2048", job__seq_len=4096)
     with pytest.raises(InputError, match="give --model"):
-        heard(config, model=None, job__seq_len=4096)
+        parse_files(config, model=None, job__seq_len=4096)
 
 
 def test_the_command_reads_a_configuration_without_a_script(tmp_path: Any, capsys: Any) -> None:
@@ -100,7 +100,7 @@ def test_the_command_reads_a_configuration_without_a_script(tmp_path: Any, capsy
     ("part", "seqs"), [({}, 16), ({"gradient_accumulation_steps": 3}, 48), ({"train_batch_size": 32}, 32)]
 )
 def test_missing_batch_sizes_are_derived(part: dict[str, int], seqs: int) -> None:
-    assert heard({"train_micro_batch_size_per_gpu": 2, **part}, job__seq_len=2048).launch.job.num_seqs == seqs
+    assert parse_files({"train_micro_batch_size_per_gpu": 2, **part}, job__seq_len=2048).launch.job.num_seqs == seqs
 
 
 def launch_with(
@@ -184,7 +184,7 @@ def test_options_that_no_plan_prices_are_refused(name: str) -> None:
     for section in reversed(name.split(".")):
         tree = {section: tree}
     with pytest.raises(InputError, match=name):
-        heard({"train_batch_size": 8, **tree}, job__seq_len=2048)
+        parse_files({"train_batch_size": 8, **tree}, job__seq_len=2048)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_options_that_no_plan_prices_are_refused(name: str) -> None:
 def test_invalid_configurations_are_refused_or_named(config: object, words: str) -> None:
     if words:
         with pytest.raises(InputError, match=words.replace("(", r"\(")):
-            heard(config, job__seq_len=2048)
+            parse_files(config, job__seq_len=2048)
     else:
-        assert heard(config, job__seq_len=2048).unknown == ("bf16",)
+        assert parse_files(config, job__seq_len=2048).unknown == ("bf16",)
 
 
 def test_several_configurations_are_no_launch() -> None:
@@ -231,10 +231,10 @@ def test_several_configurations_are_no_launch() -> None:
             model=load_model("llama-3-8b"),
         )
     with pytest.raises(InputError, match="one length"):
-        heard({"train_batch_size": 8}, "deepspeed t.py --block_size 2048 --max_length 4096")
+        parse_files({"train_batch_size": 8}, "deepspeed t.py --block_size 2048 --max_length 4096")
 
 
 def test_a_typo_at_the_top_is_listed() -> None:
-    assert heard({"train_batch_size": 8, "zero_optimisation": {"stage": 3}}, job__seq_len=2048).unknown == (
+    assert parse_files({"train_batch_size": 8, "zero_optimisation": {"stage": 3}}, job__seq_len=2048).unknown == (
         "zero_optimisation.stage",
     )

@@ -59,7 +59,7 @@ remat_policy: full
 TPUS = cluster_machines(sw.load_cluster("tpu-v5p:4x4x4"))
 
 
-def heard(text: str, machines: Machines = TPUS, target: str = "maxtext") -> ParsedLaunch:
+def parse_text(text: str, machines: Machines = TPUS, target: str = "maxtext") -> ParsedLaunch:
     return parse_launch({"config.yml": text}, machines, target=target)
 
 
@@ -115,7 +115,7 @@ def test_every_model_of_the_release_is_read_or_refused_in_a_line() -> None:
     refused: dict[str, tuple[str, ...]] = {}
     for name in known_models():
         try:
-            heard(GOOD.replace("llama3-8b", name))
+            parse_text(GOOD.replace("llama3-8b", name))
         except InputError as error:
             refused[name] = tuple(error.problems)
     assert all(len(problem) < 500 for problems in refused.values() for problem in problems)
@@ -136,7 +136,7 @@ GEMMA_3 = {
 
 @pytest.mark.parametrize("name", GEMMA_3)
 def test_gemma_3_is_read_by_its_name(name: str) -> None:
-    model = heard(GOOD.replace("llama3-8b", name)).launch.model
+    model = parse_text(GOOD.replace("llama3-8b", name)).launch.model
     layers, width, scale = GEMMA_3[name]
     assert (model.num_layers, model.d_model, model.numerics.attention_scale) == (layers, width, scale)
     assert (model.sliding_window, model.global_every, model.qk_norm, model.post_norms) == (1024, 6, True, True)
@@ -170,7 +170,7 @@ def test_gemma_3_has_no_pipeline() -> None:
 
 def test_a_command_overrides_a_named_model_only_when_it_says_so() -> None:
     """As MaxText's parser has it: a file's sizes beside a name are ignored, those of a command are refused or taken."""
-    beside = heard(GOOD + "base_emb_dim: 1024\noverride_model_config: true\n").launch.model
+    beside = parse_text(GOOD + "base_emb_dim: 1024\noverride_model_config: true\n").launch.model
     assert beside.d_model == 4096
     command = "model_name=llama3-8b per_device_batch_size=1 remat_policy=full base_emb_dim=1024 {}"
     with pytest.raises(InputError, match="base_emb_dim: the model llama3-8b sets it too, to another value"):
@@ -198,10 +198,10 @@ def test_axes_span_slices_from_the_outermost() -> None:
 
 
 def test_inferred_degrees_are_filled_in() -> None:
-    inferred = heard(GOOD.replace("ici_fsdp_parallelism: 8\n", "").replace("0.25", "1"))
-    assert inferred.launch.layout == heard(GOOD.replace("0.25", "1")).launch.layout
+    inferred = parse_text(GOOD.replace("ici_fsdp_parallelism: 8\n", "").replace("0.25", "1"))
+    assert inferred.launch.layout == parse_text(GOOD.replace("0.25", "1")).launch.layout
     two = cluster_machines(sw.load_cluster("tpu-v5e:8x8*2"))
-    assert heard(GOOD.replace("ici_fsdp_parallelism: 8\n", ""), two).launch.layout.dp == 2
+    assert parse_text(GOOD.replace("ici_fsdp_parallelism: 8\n", ""), two).launch.layout.dp == 2
 
 
 def test_a_plan_is_a_workload_of_xpk() -> None:
@@ -332,7 +332,7 @@ def test_rings_and_gpu_layouts_that_maxtext_lacks_are_refused() -> None:
 )
 def test_invalid_configurations_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as raised:
-        heard(text)
+        parse_text(text)
     assert all(len(problem) < 900 for problem in raised.value.problems)
 
 
@@ -350,19 +350,19 @@ def test_a_script_without_a_command_is_refused(script: str, words: str) -> None:
 
 
 def test_adam_as_pax_has_it_is_planned_as_adamw() -> None:
-    assert heard(GOOD + "opt_type: adam_pax\n").launch == heard(GOOD).launch
+    assert parse_text(GOOD + "opt_type: adam_pax\n").launch == parse_text(GOOD).launch
 
 
 def test_options_that_the_release_lacks_are_named() -> None:
-    assert heard(GOOD.replace("max_target_length", "max_target_len")).unknown == ("max_target_len",)
-    assert "gcs_metrics" in heard(GOOD + "gcs_metrics: true\n").unread
+    assert parse_text(GOOD.replace("max_target_length", "max_target_len")).unknown == ("max_target_len",)
+    assert "gcs_metrics" in parse_text(GOOD + "gcs_metrics: true\n").unread
 
 
 @pytest.mark.parametrize(
     ("tiles", "loss"), [("", "streamed"), ("num_vocab_tiling: 1\n", "streamed"), ("num_vocab_tiling: 8\n", "chunked")]
 )
 def test_tiles_of_the_vocabulary_are_a_chunked_loss(tiles: str, loss: str) -> None:
-    assert heard(GOOD + tiles).launch.job.loss == loss
+    assert parse_text(GOOD + tiles).launch.job.loss == loss
 
 
 def test_a_chunked_loss_is_written_and_frees_logits() -> None:
@@ -390,7 +390,7 @@ def launch_of(name: str) -> Launch:
     return Launch(model=load_model(name), job=job, layout=Layout(recompute="full"), machines=machines)
 
 
-def restored(name: str) -> tuple[Architecture, dict[str, object]]:
+def write_and_read(name: str) -> tuple[Architecture, dict[str, object]]:
     """A model of the catalogue as its options say it, and the options that are written."""
     launch = launch_of(name)
     options = to_options(TPU, launch)
@@ -407,7 +407,7 @@ def restored(name: str) -> tuple[Architecture, dict[str, object]]:
 )  # fmt: skip
 def test_angles_and_scales_are_written_and_read_back(name: str, expected: dict[str, object]) -> None:
     """MaxText scales the scores of latent attention wherever max_position_embeddings is above the original ones."""
-    read, options = restored(name)
+    read, options = write_and_read(name)
     assert {option: options.get(option) for option in expected} == expected
     assert read.numerics == load_model(name).numerics
 
@@ -415,13 +415,13 @@ def test_angles_and_scales_are_written_and_read_back(name: str, expected: dict[s
 def test_llama_3_3_has_no_scaled_angles_by_its_name() -> None:
     """MaxText scales those of names that begin with llama3.1 (layers/attentions.py)."""
     assert "rope_type" not in known_models()["llama3.3-70b"]
-    assert restored("llama-3.3-70b")[1]["model_name"] == "llama3.1-70b"
+    assert write_and_read("llama-3.3-70b")[1]["model_name"] == "llama3.1-70b"
 
 
 def test_groups_of_experts_count_for_models_named_deepseek3_alone() -> None:
     """layers/moe.py, get_topk and expert_group_mask: by the sum of the two best scores."""
-    assert restored("deepseek-v3")[0].numerics.gating.votes == 2
-    assert restored("deepseek-v2")[0].numerics.gating.groups == 1
+    assert write_and_read("deepseek-v3")[0].numerics.gating.votes == 2
+    assert write_and_read("deepseek-v2")[0].numerics.gating.groups == 1
     narrower = {**to_options(TPU, launch_of("deepseek-v3")), "vocab_size": 1024}
     machines = Machines(num_devices=1, devices_per_node=1, chip="tpu-v5p")
     assert (

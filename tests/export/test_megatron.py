@@ -36,7 +36,7 @@ SIZES = (
 EIGHT = Machines(num_devices=8, devices_per_node=8)
 
 
-def heard(published: Published) -> ParsedLaunch:
+def parse_published(published: Published) -> ParsedLaunch:
     script = f"torchrun pretrain_gpt.py {published.options}"
     model = load_model(published.model) if published.model else None
     return parse_launch({"launch.sh": script}, cluster_machines(load_cluster(published.cluster)), model=model)
@@ -45,7 +45,7 @@ def heard(published: Published) -> ParsedLaunch:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_launches_are_read(name: str) -> None:
     published = PUBLISHED[name]
-    parsed = heard(published)
+    parsed = parse_published(published)
     assert parsed.target is TARGET
     assert parsed.unknown == ()
     assert parsed.launch.job.precision == published.precision
@@ -57,7 +57,7 @@ def test_published_launches_are_read(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_launches_are_priced(name: str) -> None:
     published = PUBLISHED[name]
-    launch = heard(published).launch
+    launch = parse_published(published).launch
     cluster = with_published_constants(load_cluster(published.cluster), get_stack(TARGET.stack))
     priced = plan_layout(launch.model, cluster, launch.job, launch.layout).estimate
     rate = launch.job.global_batch_tokens / priced.step_time_s / cluster.num_devices
@@ -70,7 +70,7 @@ def test_published_launches_are_priced(name: str) -> None:
 def test_modules_that_are_not_known_are_named() -> None:
     script = f"torchrun pretrain_gpt.py {SIZES} --recompute-granularity selective --recompute-modules mlp gdn_norm_out"
     assert "recompute-modules" in parse_launch({"a.sh": script}, EIGHT, target="megatron").unread
-    assert "recompute-modules" not in heard(PUBLISHED["deepseek-v3 by Megatron-FSDP"]).unread
+    assert "recompute-modules" not in parse_published(PUBLISHED["deepseek-v3 by Megatron-FSDP"]).unread
 
 
 def launch_of(text: str, model: str = "llama-3-8b", **job: object) -> Launch:
@@ -253,7 +253,7 @@ def test_a_vocabulary_that_is_guessed_is_noted() -> None:
     (note,) = (text for text in parse_launch(script, machines).notes if "vocabulary" in text)
     assert note.startswith("the launch says no vocabulary, which its tokenizer decides: taken to be llama-3-8b")
     assert "128,256 tokens" in note
-    assert not any("vocabulary" in text for text in heard(PUBLISHED["llama-3-8b"]).notes)
+    assert not any("vocabulary" in text for text in parse_published(PUBLISHED["llama-3-8b"]).notes)
     assert not any(
         "vocabulary" in text for text in parse_launch(script, machines, model=load_model("llama-3-8b")).notes
     )

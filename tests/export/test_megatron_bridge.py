@@ -92,7 +92,7 @@ def test_published_recipes_are_read_and_priced(name: str) -> None:
     assert plan_layout(heard.launch.model, cluster, heard.launch.job, heard.launch.layout).estimate.step_time_s > 0
 
 
-def heard_of(*lines: str) -> ParsedLaunch:
+def parse_recipe(*lines: str) -> ParsedLaunch:
     text = of_hub("meta-llama/Meta-Llama-3-8B", 8192, 512).replace(
         "    return cfg", "".join(f"    {x}\n" for x in lines)
     )
@@ -113,7 +113,7 @@ def heard_of(*lines: str) -> ParsedLaunch:
     ],
 )
 def test_lines_of_a_recipe_map_to_precisions(lines: list[str], precision: str) -> None:
-    assert heard_of(*lines).launch.job.precision == precision
+    assert parse_recipe(*lines).launch.job.precision == precision
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_lines_of_a_recipe_map_to_precisions(lines: list[str], precision: str) -
     ],
 )
 def test_stages_of_zero_are_those_of_the_optimizer_and_its_fsdp(lines: tuple[str, ...], zero: int) -> None:
-    assert heard_of(*lines).launch.layout.zero_stage == zero
+    assert parse_recipe(*lines).launch.layout.zero_stage == zero
 
 
 def test_flags_that_are_not_set_are_no_arguments() -> None:
@@ -139,7 +139,7 @@ def test_flags_that_are_not_set_are_no_arguments() -> None:
 
 
 def test_arguments_that_are_no_literals_are_named() -> None:
-    heard = heard_of(
+    heard = parse_recipe(
         "cfg.model.num_layers = layers_of(3)", "if 1 > 0:\n        cfg.model.hidden_size = 1", "set_layout(cfg.model)"
     )
     assert [text.split(" ")[0] for text in heard.unknown] == ["model.num_layers", "line", "line"]

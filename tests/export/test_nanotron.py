@@ -44,7 +44,7 @@ STARCODER = GOOD.replace(
 ).replace("num_key_value_heads: 32,", "")
 
 
-def heard(text: str, devices: int = 8) -> ParsedLaunch:
+def parse_text(text: str, devices: int = 8) -> ParsedLaunch:
     return parse_launch({"config.yaml": text}, Machines(num_devices=devices, devices_per_node=8), target="nanotron")
 
 
@@ -59,7 +59,7 @@ def launch(text: str, precision: str = "bf16_fp32_gradients", model: str = "llam
 def test_a_published_launch_is_read_and_priced(name: str) -> None:
     sizes, degrees, tokens = PUBLISHED[name]
     devices = degrees[0] * degrees[1] * degrees[2]
-    parsed = heard(TEXT.format(sizes, degrees, tokens), devices)
+    parsed = parse_text(TEXT.format(sizes, degrees, tokens), devices)
     model, job, layout = parsed.launch.model, parsed.launch.job, parsed.launch.layout
     assert (
         model.d_model,
@@ -79,7 +79,7 @@ def test_a_published_launch_is_read_and_priced(name: str) -> None:
 
 
 def test_the_7b_of_the_examples_is_llama_2() -> None:
-    assert heard(GOOD.replace("1.0e-05", "1.0e-06")).launch.model.name == "llama-2-7b"
+    assert parse_text(GOOD.replace("1.0e-05", "1.0e-06")).launch.model.name == "llama-2-7b"
 
 
 QWEN = GOOD.replace(
@@ -89,13 +89,15 @@ QWEN = GOOD.replace(
 
 def test_configurations_of_the_main_branch_are_read() -> None:
     """SmolLM3's stages: Qwen2Config with a layer without positions after three with them; the base of angles is a float."""
-    parsed = heard(QWEN.replace("dp: 2,", "dp: 2, recompute_layer: true,"))
+    parsed = parse_text(QWEN.replace("dp: 2,", "dp: 2, recompute_layer: true,"))
     model = parsed.launch.model
     assert model.layer_units[:8] == ("block", "block", "block", "nope") * 2
     assert model.unit_architecture("nope").positions == "none"
     assert model.numerics.rotary.base == 50_000
     assert parsed.launch.layout.recompute == "full"
-    assert heard(GOOD.replace("is_llama_config: true", "is_llama_config: true, rope_theta: 10000.0")).launch.model.name
+    assert parse_text(
+        GOOD.replace("is_llama_config: true", "is_llama_config: true, rope_theta: 10000.0")
+    ).launch.model.name
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_fields_without_an_option_are_refused() -> None:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_any_stage_of_zero_is_the_first(stage: int) -> None:
-    layout = heard(GOOD.replace("zero_stage: 0", f"zero_stage: {stage}")).launch.layout
+    layout = parse_text(GOOD.replace("zero_stage: 0", f"zero_stage: {stage}")).launch.layout
     assert (layout.dp, layout.fsdp, layout.zero_stage) == (1, 2, 1)
 
 
@@ -159,7 +161,7 @@ def test_starcoder_is_read_and_written() -> None:
     )
     for name in ("hidden_act: silu,", "tie_word_embeddings: False,", "rms_norm_eps: 1.0e-05,"):
         text = text.replace(name, "")
-    parsed_launch = heard(text).launch
+    parsed_launch = parse_text(text).launch
     model = parsed_launch.model
     assert (model.mlp, model.norm, model.bias, model.num_kv_heads) == (
         "gelu",
@@ -202,12 +204,14 @@ def test_starcoder_is_read_and_written() -> None:
 )  # fmt: skip
 def test_invalid_configurations_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words.replace("(", r"\(")) as raised:
-        heard(text)
+        parse_text(text)
     assert all(len(problem) < 500 for problem in raised.value.problems)
 
 
 def test_options_that_the_release_lacks_are_named() -> None:
-    parsed = heard(GOOD.replace("rope_scaling: null", "rope_scaling: {factor: 2.0}, rotary_scaling: {factor: 2.0}"))
+    parsed = parse_text(
+        GOOD.replace("rope_scaling: null", "rope_scaling: {factor: 2.0}, rotary_scaling: {factor: 2.0}")
+    )
     assert "model.model_config.rotary_scaling.factor" in parsed.unknown
     assert "model.model_config.rope_scaling" in parsed.unread  # an option of the release, with sections of its own
 

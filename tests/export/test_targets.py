@@ -31,7 +31,7 @@ NUM_WRITTEN, NUM_MORE_WRITTEN, NUM_REFUSED, NUM_NEAREST = 24, 300, 50, 2
 NUM_PLANS = 20  # of our own engine, whose launches are plan files, which have tests of their own
 
 
-def as_told(launch: Launch) -> dict[str, object]:
+def kept_fields(launch: Launch) -> dict[str, object]:
     """All of a launch that no target may lose."""
     return {part: value for part, value in launch.fields().items() if not part.startswith(LISTED_FIELDS)}
 
@@ -45,7 +45,7 @@ def test_written_launches_are_read_back_equal(target: Target, num_written: int) 
         target_files = {name: text for name, text in files.items() if name in target.write(options, launch)}
         model = None if target.includes_model else launch.model
         heard = parse_launch(target_files, launch.machines, target=target.name, model=model)
-        assert as_told(heard.launch) == as_told(launch), launch.layout
+        assert kept_fields(heard.launch) == kept_fields(launch), launch.layout
         assert heard.unknown == ()
 
 

@@ -38,18 +38,18 @@ def launch(
     )
 
 
-def written(exported: Launch, target: Target = TITAN) -> LaunchFiles:
+def write_launch(exported: Launch, target: Target = TITAN) -> LaunchFiles:
     assert refusals(exported, target) == []
     return target.write(to_options(target, exported), exported)
 
 
-def heard(flags: str, devices: int = 64, **files: str) -> ParsedLaunch:
+def parse_flags(flags: str, devices: int = 64, **files: str) -> ParsedLaunch:
     names = {f"{name}.py": text for name, text in files.items()}
     return parse_launch({"launch.sh": f"{RUN} {flags}", **names}, Machines(num_devices=devices, devices_per_node=8))
 
 
 def test_flags_need_no_python_file() -> None:
-    files = written(launch("fsdp=32 tp=2 recompute=alternate"))
+    files = write_launch(launch("fsdp=32 tp=2 recompute=alternate"))
     assert list(files) == ["launch.sh"]
     for words in ("--module llama3", "--config llama3_8b", "--parallelism.tensor_parallel_degree 2", "--compile.enable\n",
                   "--parallelism.data_parallel_shard_degree 32", "--training.global_batch_size 512",
@@ -58,7 +58,7 @@ def test_flags_need_no_python_file() -> None:
 
 
 def test_flags_override_the_function_of_the_registry() -> None:
-    script = written(launch("fsdp=64 recompute=none", model="llama-3.1-70b"))["launch.sh"]
+    script = write_launch(launch("fsdp=64 recompute=none", model="llama-3.1-70b"))["launch.sh"]
     assert "--config llama3_70b" in script
     assert "--parallelism.tensor_parallel_degree 1" in script  # the function has 8
     assert script.index("activation-checkpoint:none") > script.rindex(
@@ -67,25 +67,27 @@ def test_flags_override_the_function_of_the_registry() -> None:
 
 
 def test_formats_losses_and_other_flavours_take_a_function_of_their_own() -> None:
-    files = written(launch("fsdp=64", precision="fp8_torchao_rowwise", loss="unfused"))
+    files = write_launch(launch("fsdp=64", precision="fp8_torchao_rowwise", loss="unfused"))
     assert "--module run_config" in files["launch.sh"]
     for words in ("from torchtitan.components.quantization import Float8LinearConverter", "config = llama3_8b()",
                   "Float8LinearConverter.Config(recipe_name='rowwise', filter_fqns=['lm_head'], model_compile_enabled=True)",
                   "config.loss = CrossEntropyLoss.Config("):  # fmt: skip
         assert words in files["run_config.py"]
-    assert "model_registry('4B')" in written(launch("fsdp=64", model="qwen3-4b"))["run_config.py"]
-    experts = written(launch("fsdp=64 ep=8", model="qwen3-30b-a3b", precision="fp8_torchao_rowwise"))["run_config.py"]
+    assert "model_registry('4B')" in write_launch(launch("fsdp=64", model="qwen3-4b"))["run_config.py"]
+    experts = write_launch(launch("fsdp=64 ep=8", model="qwen3-30b-a3b", precision="fp8_torchao_rowwise"))[
+        "run_config.py"
+    ]
     assert "Float8GroupedExpertsConverter.Config(" in experts
     assert "'router.gate'" in experts
 
 
 def test_context_parallelism_takes_flex_attention() -> None:
-    assert "attn_backend='flex'" in written(launch("fsdp=8 cp=8", model="gpt-oss-20b"))["run_config.py"]
-    assert list(written(launch("fsdp=8 cp=8"))) == ["launch.sh"]
+    assert "attn_backend='flex'" in write_launch(launch("fsdp=8 cp=8", model="gpt-oss-20b"))["run_config.py"]
+    assert list(write_launch(launch("fsdp=8 cp=8"))) == ["launch.sh"]
 
 
 def test_multi_token_prediction_has_a_loss_of_its_own() -> None:
-    text = written(launch("fsdp=64 ep=8", model="deepseek-v3"))["run_config.py"]
+    text = write_launch(launch("fsdp=64 ep=8", model="deepseek-v3"))["run_config.py"]
     assert "model_registry('671B', num_mtp_layers=1)" in text
     assert "config.loss = MTPLoss.Config(" in text
 
@@ -138,7 +140,7 @@ def test_layouts_that_torchtitan_lacks_are_refused(refused_launch: Launch, reaso
 def test_launches_with_functions_of_its_registry_are_read(
     flags: str, model: str, layout: str, seqs: int, precision: str
 ) -> None:
-    parsed = heard(flags)
+    parsed = parse_flags(flags)
     assert parsed.target.name == "torchtitan"
     assert (parsed.launch.model.name, parsed.launch.job.num_seqs, parsed.launch.job.precision) == (
         model,
@@ -173,7 +175,7 @@ def strange():
 
 
 def test_a_custom_function_is_read_and_unknown_calls_are_named() -> None:
-    parsed = heard("--module my.own --config mine --training.seq_len 4096", own=OWN)
+    parsed = parse_flags("--module my.own --config mine --training.seq_len 4096", own=OWN)
     layout = parsed.launch.layout
     assert (layout.tp, layout.sequence_parallel, layout.micro_batch_seqs, layout.recompute) == (2, False, 4, "none")
     assert parsed.launch.job.seq_len == 4096
@@ -217,7 +219,7 @@ PP = f"{LLAMA} --training.local_batch_size 8 --parallelism.pipeline_parallel_deg
 )  # fmt: skip
 def test_invalid_launches_are_refused_in_one_line(flags: str, source: str, reason: str) -> None:
     with pytest.raises(InputError) as raised:
-        heard(flags, own=source) if source else heard(flags)
+        parse_flags(flags, own=source) if source else parse_flags(flags)
     assert reason in str(raised.value)
 
 
@@ -226,7 +228,7 @@ def test_experts_outside_a_recipe_of_float8_are_no_recipe() -> None:
                       "Float8LinearConverter.Config(filter_fqns=['lm_head'])])").replace("llama3", "qwen3").replace(
                           "qwen3_70b", "qwen3_30b_a3b")  # fmt: skip
     with pytest.raises(InputError, match="with Float8GroupedExpertsConverter where there are experts"):
-        heard("--module own --config mine", own=source)
+        parse_flags("--module own --config mine", own=source)
 
 
 def test_stages_are_dealt_out_as_it_deals_them() -> None:
@@ -239,12 +241,12 @@ def test_stages_are_dealt_out_as_it_deals_them() -> None:
 
 
 def test_stages_that_no_number_says_are_lists_of_modules() -> None:
-    files = written(launch("fsdp=16 pp=4 zero_stage=2 layers_per_stage=6,10,10,6"))
+    files = write_launch(launch("fsdp=16 pp=4 zero_stage=2 layers_per_stage=6,10,10,6"))
     assert (
         "['layers.26', 'layers.27', 'layers.28', 'layers.29', 'layers.30', 'layers.31', 'norm', 'lm_head']"
         in files["run_config.py"]
     )
-    per_stage = written(launch("fsdp=8 pp=8 num_virtual_stages=4 zero_stage=2", batch=2**23))
+    per_stage = write_launch(launch("fsdp=8 pp=8 num_virtual_stages=4 zero_stage=2", batch=2**23))
     assert "--parallelism.pipeline_parallel_layers_per_stage 1" in per_stage["launch.sh"]
 
 
@@ -263,7 +265,7 @@ def test_every_flavour_is_a_model_and_is_found_by_its_sizes() -> None:
         for flavor in list_flavors(table):
             options = {"model.name": flavor.name, "model.flavor": flavor.flavor, "training.seq_len": 2048}
             target = TITAN if table == "torchtitan_models" else get_target("torchtitan-toml")
-            read_fields = target.mappings[0].from_options(_given(options))
+            read_fields = target.mappings[0].from_options(_make_reader(options))
             assert read_fields["model.num_layers"] == flavor.fields["model.num_layers"]
     named = [
         find_flavor("torchtitan_models", load_model(name)) for name in ("llama-3.2-3b", "qwen3-14b", "gpt-oss-120b")
@@ -275,7 +277,7 @@ def test_every_flavour_is_a_model_and_is_found_by_its_sizes() -> None:
     ]
 
 
-def _given(options: dict[str, object]) -> OptionReader:
+def _make_reader(options: dict[str, object]) -> OptionReader:
     return OptionReader(options, Machines(num_devices=8, devices_per_node=8))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from export.test_torchtitan import launch, written
+from export.test_torchtitan import launch, write_launch
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import with_published_constants
@@ -50,7 +50,7 @@ filter_fqns = ["output"]
 """
 
 
-def heard(text: str, devices: int = 64, **more: str) -> ParsedLaunch:
+def parse_text(text: str, devices: int = 64, **more: str) -> ParsedLaunch:
     return parse_launch({"run.toml": text, **more}, Machines(num_devices=devices, devices_per_node=8))
 
 
@@ -112,21 +112,21 @@ def test_flags_of_the_command_override_the_file() -> None:
     script = (
         'CONFIG_FILE="./run.toml" ./run_train.sh --training.local_batch_size 4 --parallelism.tensor-parallel-degree=2'
     )
-    parsed = heard(text, **{"start.sh": script})
+    parsed = parse_text(text, **{"start.sh": script})
     assert (parsed.launch.layout.tp, parsed.launch.layout.fsdp, parsed.launch.layout.micro_batch_seqs) == (2, 32, 4)
 
 
 def test_every_other_layer_runs_again_by_default() -> None:
-    layout = heard(file_of("llama3", flavor="8B", recompute="")).launch.layout
+    layout = parse_text(file_of("llama3", flavor="8B", recompute="")).launch.layout
     assert (layout.recompute, layout.recompute_layers) == ("full", 16)
-    text = written(launch("fsdp=64 recompute=full recompute_layers=8"), TITAN)["run.toml"]
+    text = write_launch(launch("fsdp=64 recompute=full recompute_layers=8"), TITAN)["run.toml"]
     assert 'mode = "selective"\nselective_ac_option = "4"' in text
 
 
 def test_rings_and_expert_degrees_are_written() -> None:
-    text = written(launch("fsdp=8 cp=8 cp_variant=zigzag"), TITAN)["run.toml"]
+    text = write_launch(launch("fsdp=8 cp=8 cp_variant=zigzag"), TITAN)["run.toml"]
     assert 'context_parallel_rotate_method = "alltoall"' in text
-    split = written(launch("fsdp=16 tp=4 ep=8", model="qwen3-30b-a3b"), TITAN)["run.toml"]
+    split = write_launch(launch("fsdp=16 tp=4 ep=8", model="qwen3-30b-a3b"), TITAN)["run.toml"]
     assert "expert_tensor_parallel_degree = 4" in split
 
 
@@ -179,7 +179,7 @@ def test_invalid_configurations_are_refused_in_one_line(text: str, reason: str) 
 
 
 def test_options_that_the_release_lacks_are_named() -> None:
-    assert heard(file_of("llama3", flavor="8B") + "\n[training2]\nx = 1\n").unknown == ("training2.x",)
+    assert parse_text(file_of("llama3", flavor="8B") + "\n[training2]\nx = 1\n").unknown == ("training2.x",)
 
 
 def test_toml_is_read_as_it_is_written() -> None:

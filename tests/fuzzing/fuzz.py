@@ -112,7 +112,7 @@ def run_in_process(case: Case) -> Outcome:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * 1024
-    return _judged(case, code, problem, time.monotonic() - started, grown, output.getvalue())
+    return _judge(case, code, problem, time.monotonic() - started, grown, output.getvalue())
 
 
 def _place() -> str:
@@ -141,10 +141,10 @@ def run_as_process(case: Case) -> Outcome:
     seconds = usage.ru_utime + usage.ru_stime
     if not problem and seconds > LIMIT_S:
         problem = f"{seconds:.1f} s on the CPU"
-    return _judged(case, code, problem, seconds, usage.ru_maxrss * 1024, text)
+    return _judge(case, code, problem, seconds, usage.ru_maxrss * 1024, text)
 
 
-def _judged(case: Case, code: int | None, problem: str, seconds: float, num_bytes: int, output: str) -> Outcome:
+def _judge(case: Case, code: int | None, problem: str, seconds: float, num_bytes: int, output: str) -> Outcome:
     if not problem and code not in EXIT_CODES:
         problem = f"exit code {code}"
     if not problem and code == 2 and not output.strip():

@@ -38,14 +38,14 @@ from shardwise.values.errors import InputError
 GIB, MIB = 2**30, 2**20
 
 
-def written(folder: Path, lines: Iterable[str], name: str = "train.log", end: str = "\n") -> Path:
+def write_log(folder: Path, lines: Iterable[str], name: str = "train.log", end: str = "\n") -> Path:
     path = folder / name
     path.write_text(end.join(lines) + end, encoding="utf-8", newline="")
     return path
 
 
 def read(folder: Path, *lines: str) -> TrainingLog:
-    return read_training_log([written(folder, lines)])
+    return read_training_log([write_log(folder, lines)])
 
 
 def test_torchtitan_log_is_read(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def own_line(step: int, seconds: float, **more: object) -> str:
 def test_log_of_our_trainer_is_read(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     lines = ['{"schema": "shardwise.log/1"}', own_line(1, 0.5), own_line(2, 9.0, **{INSPECTED: True})]
-    written(tmp_path / "run", [*lines, '{"step": 2, "validation_metrics/loss": 6.5}'], "log.jsonl")
+    write_log(tmp_path / "run", [*lines, '{"step": 2, "validation_metrics/loss": 6.5}'], "log.jsonl")
     log = read_training_log([tmp_path / "run"])  # the folder of a run
     assert log.format.name == "shardwise"
     assert log.steps[0] == LoggedStep(
@@ -177,7 +177,7 @@ def test_a_line_that_was_cut_off_is_never_another_number(tmp_path: Path, name: s
     whole = CUT[name]
     (full,) = read(tmp_path, whole).steps
     for length in range(len(whole)):
-        path = written(tmp_path, [whole.replace("20", "10", 1) if whole[0] == "{" else whole, whole[:length]])
+        path = write_log(tmp_path, [whole.replace("20", "10", 1) if whole[0] == "{" else whole, whole[:length]])
         for step in read_training_log([path]).steps:
             if step.step == 20:
                 assert step.step_time_s in (None, full.step_time_s)
@@ -201,7 +201,7 @@ def test_steps_of_several_ranks_and_of_a_restart_count_once(tmp_path: Path) -> N
     log = read(tmp_path, *(torchtitan(step, 6000 + step) for step in (10, 10, 20, 30, 20, 30, 40)))
     assert [step.step for step in log.steps] == [10, 20, 30, 40]
     again = read_training_log(
-        [written(tmp_path, [torchtitan(10, 6000)], "a"), written(tmp_path, [torchtitan(20, 6001)], "b")]
+        [write_log(tmp_path, [torchtitan(10, 6000)], "a"), write_log(tmp_path, [torchtitan(20, 6001)], "b")]
     )
     assert [step.step for step in again.steps] == [10, 20]
 
@@ -209,7 +209,7 @@ def test_steps_of_several_ranks_and_of_a_restart_count_once(tmp_path: Path) -> N
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_any_line_ending_is_read(tmp_path: Path, end: str) -> None:
     bar = "\rloading:  50%|#####     |" * 3
-    path = written(tmp_path, [bar, torchtitan(10, 6500), torchtitan(20, 6500)], end=end)
+    path = write_log(tmp_path, [bar, torchtitan(10, 6500), torchtitan(20, 6500)], end=end)
     assert len(read_training_log([path]).steps) == 2
 
 
@@ -243,7 +243,7 @@ def test_a_file_without_a_step_is_refused_in_one_line_and_soon(tmp_path: Path, n
 
 
 def test_other_invalid_input_is_refused(tmp_path: Path) -> None:
-    titan_log, megatron_log = written(tmp_path, [torchtitan(1, 2)], "a"), written(tmp_path, [megatron(1, 2)], "b")
+    titan_log, megatron_log = write_log(tmp_path, [torchtitan(1, 2)], "a"), write_log(tmp_path, [megatron(1, 2)], "b")
     for paths, words in (
         ([], "none given"), ([tmp_path / "missing.log"], "cannot read .*missing.log"), ([tmp_path], "a folder without log.jsonl"),
         ([titan_log, megatron_log], "found no step in .*b; a step of torchtitan"),

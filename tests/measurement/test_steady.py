@@ -18,7 +18,9 @@ from shardwise.records.logs.training_log import (
 from shardwise.values.errors import InputError
 
 
-def of(folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None) -> RunSteadyState:
+def measure_lines(
+    folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None
+) -> RunSteadyState:
     path = folder / "train.log"
     path.write_text("\n".join(lines) + "\n")
     return measure_steady_state(read_training_log([path]), devices, seq_len, batch)
@@ -28,7 +30,7 @@ def test_warm_up_and_checkpoints_are_left_out(tmp_path: Path) -> None:
     times = [9000.0, 2500.0, 2100.0, *(2000.0 + n % 3 for n in range(30))]
     times[20] = 3500.0  # a checkpoint
     times[25] = 2120.0  # 6% off, and far outside the others
-    steady = of(tmp_path, *(megatron(n, ms) for n, ms in enumerate(times, start=1)))
+    steady = measure_lines(tmp_path, *(megatron(n, ms) for n, ms in enumerate(times, start=1)))
     assert (steady.num_lines, steady.num_warm_up, steady.num_outliers, steady.num_steady) == (33, 4, 2, 27)
     assert steady.batch_tokens == 128 * 8192
     assert steady.device_s_per_token * steady.batch_tokens / 64 == pytest.approx(2.001)
@@ -39,7 +41,7 @@ def test_warm_up_and_checkpoints_are_left_out(tmp_path: Path) -> None:
 
 def test_the_ramp_of_a_batch_is_left_out(tmp_path: Path) -> None:
     lines = [*(megatron(n, 1000.0, batch=64) for n in range(1, 20)), *(megatron(n, 2000.0) for n in range(20, 30))]
-    steady = of(tmp_path, *lines)
+    steady = measure_lines(tmp_path, *lines)
     assert (steady.num_other_batch, steady.batch_tokens) == (19, 128 * 8192)
     assert steady.device_s_per_token == pytest.approx(2.0 * 64 / (128 * 8192))
 
@@ -54,20 +56,20 @@ def test_each_format_gives_the_same_rate(tmp_path: Path) -> None:
     }  # fmt: skip
     for name, line in logs.items():
         batch_tokens = None if name in ("torchtitan", "megatron") else batch
-        steady = of(tmp_path, line, devices=devices, batch=batch_tokens)
+        steady = measure_lines(tmp_path, line, devices=devices, batch=batch_tokens)
         assert 1 / steady.device_s_per_token == pytest.approx(rate, rel=3e-3), name
 
 
 def test_a_batch_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--batch-tokens: found 2,097,152, and the log says 1,048,576"):
-        of(tmp_path, megatron(1, 2000.0), batch=2 << 20)
+        measure_lines(tmp_path, megatron(1, 2000.0), batch=2 << 20)
     with pytest.raises(InputError, match=r"which on 16 devices is a batch of .* tokens and not of 1,048,576"):
-        of(tmp_path, *(maxtext(n, 20.0, 6500.0) for n in range(3)), devices=16, batch=1 << 20)
+        measure_lines(tmp_path, *(maxtext(n, 20.0, 6500.0) for n in range(3)), devices=16, batch=1 << 20)
 
 
 def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no step of MaxText in it has a time or a rate"):
-        of(tmp_path, maxtext(1, 2.0, 1.0, ramp=True))
+        measure_lines(tmp_path, maxtext(1, 2.0, 1.0, ramp=True))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 40, 10_000])

@@ -45,7 +45,7 @@ MEMORY = {"torchtitan": 47.5 * GIB, "megatron": 60e9, "nemo": 60e9, "nanotron": 
 Row = dict[str, object]
 
 
-def framed(data: bytes) -> bytes:
+def frame_record(data: bytes) -> bytes:
     """A record with its checksums."""
     length = struct.pack("<Q", len(data))
     return length + TAIL.pack(masked_crc32c(length)) + data + TAIL.pack(masked_crc32c(data))
@@ -189,10 +189,10 @@ def test_a_changed_byte_is_found(tmp_path: Path, name: str) -> None:
     whole, points, path = FILES[name].read_bytes(), READERS[name], tmp_path / FILES[name].name
     for at in range(8, len(whole), len(whole) // 150):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        assert trouble(points, path), at
+        assert is_refused_or_cut(points, path), at
 
 
-def trouble(points: Callable[..., Iterable[object]], path: Path) -> bool:
+def is_refused_or_cut(points: Callable[..., Iterable[object]], path: Path) -> bool:
     """Whether a file is refused as damaged, or ends within a record: a length may go beyond it."""
     try:
         return None in list(points(path, ALL_TAGS))
@@ -210,19 +210,19 @@ def scalar(tag: bytes, value: float, step: bytes = b"\x01") -> bytes:
 HUGE = struct.pack("<Q", 2**63)
 HOSTILE = {
     "a length beyond all": HUGE + TAIL.pack(masked_crc32c(HUGE)),
-    "a length beyond the file": framed(scalar(b"lm loss", 1.0))[:30],
-    "no message": framed(b"lm loss" + b"\xff" * 99), "a long varint": framed(b"\x10" + b"\xff" * 20 + b"lm loss"),
-    "a field beyond its message": framed(b"\x2a\x7flm loss"), "a group": framed(b"\x0blm loss"),
-    "not a number": framed(scalar(b"lm loss", float("nan"))) + framed(scalar(b"iteration-time", float("inf"))),
-    "a negative step": framed(scalar(b"lm loss", 1.0, b"\xff" * 9 + b"\x01")),
-    "a late step": framed(scalar(b"lm loss", 1.0, b"\xff" * 8 + b"\x01")),
-    "another tag": framed(scalar(b"lm loss vs samples", 1.0)), "long records": framed(bytes(LONGEST_RECORD + 1)) * 3,
+    "a length beyond the file": frame_record(scalar(b"lm loss", 1.0))[:30],
+    "no message": frame_record(b"lm loss" + b"\xff" * 99), "a long varint": frame_record(b"\x10" + b"\xff" * 20 + b"lm loss"),
+    "a field beyond its message": frame_record(b"\x2a\x7flm loss"), "a group": frame_record(b"\x0blm loss"),
+    "not a number": frame_record(scalar(b"lm loss", float("nan"))) + frame_record(scalar(b"iteration-time", float("inf"))),
+    "a negative step": frame_record(scalar(b"lm loss", 1.0, b"\xff" * 9 + b"\x01")),
+    "a late step": frame_record(scalar(b"lm loss", 1.0, b"\xff" * 8 + b"\x01")),
+    "another tag": frame_record(scalar(b"lm loss vs samples", 1.0)), "long records": frame_record(bytes(LONGEST_RECORD + 1)) * 3,
 }  # fmt: skip
 
 
 def test_an_event_of_these_tests_is_read(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1.host"
-    path.write_bytes(HOSTILE["long records"] + framed(scalar(b"iteration-time", 2.5)))
+    path.write_bytes(HOSTILE["long records"] + frame_record(scalar(b"iteration-time", 2.5)))
     assert [(step.step, step.step_time_s) for step in read_training_log([path]).steps] == [(1, 2.5)]
 
 

@@ -178,7 +178,7 @@ def test_a_run_goes_on_where_it_stopped(
     assert len(ran) == 5 + 3 + 3
 
 
-def recorded(mutant: Mutant, outcome: str) -> Outcome:
+def make_outcome(mutant: Mutant, outcome: str) -> Outcome:
     change = mutant.mutation
     return Outcome(
         file=mutant.file, line=change.line, before=change.before, after=change.after, mutated_line=mutant.mutated_line,
@@ -190,7 +190,7 @@ def test_recorded_deaths_are_run_again(repository: Path, tree: Tree, tmp_path: P
     """The test that notices it now is recorded; what no test notices any more has lived; a line that has changed is left out."""
     out = tmp_path / "mutants.jsonl"
     outcomes = {
-        mutant.key: recorded(mutant, "died" if mutant.mutated_line == "return (count / each)" else "lived")
+        mutant.key: make_outcome(mutant, "died" if mutant.mutated_line == "return (count / each)" else "lived")
         for mutant in drawn(repository / PACKAGE, 100, seed=1)
     }
     (mutant,) = deaths(repository / PACKAGE, outcomes, 40, seed=1)

@@ -27,11 +27,11 @@ LLAMA, JOB = load_model("llama-3-8b"), Job(global_batch_tokens=1 << 20, seq_len=
 H100 = load_cluster("h100:64", stack="torchtitan")
 
 
-def planned(text: str = "fsdp=64", cluster: Cluster = H100, job: Job = JOB) -> Plan:
+def make_plan(text: str = "fsdp=64", cluster: Cluster = H100, job: Job = JOB) -> Plan:
     return plan_layout(LLAMA, cluster, job, Layout.parse(text))
 
 
-def accounted(plan: Plan, measured_s: float) -> StepBreakdown:
+def break_down(plan: Plan, measured_s: float) -> StepBreakdown:
     rate = plan.job.global_batch_tokens / measured_s / plan.cluster.num_devices
     return break_down_step(plan, measured_s, compute_utilisation(plan.problem, rate, plan.layout))
 
@@ -50,8 +50,8 @@ def test_mfu_by_hand() -> None:
 
 
 def test_a_prediction_measured_as_it_is_has_its_mfu_and_nothing_unexplained() -> None:
-    plan = planned("fsdp=8 tp=8 sequence_parallel=true recompute=full")
-    account = accounted(plan, plan.estimate.step_time_s)
+    plan = make_plan("fsdp=8 tp=8 sequence_parallel=true recompute=full")
+    account = break_down(plan, plan.estimate.step_time_s)
     assert account.parts[0].share == pytest.approx(plan.estimate.mfu)
     assert account.parts[0].share + account.parts[1].share == pytest.approx(plan.estimate.hfu)
     assert (account.verdict, account.unexplained_s) == ("inside", 0.0)
@@ -62,9 +62,9 @@ def test_a_prediction_measured_as_it_is_has_its_mfu_and_nothing_unexplained() ->
 )
 @pytest.mark.parametrize("times", [0.5, 1.0, 3.0])
 def test_parts_add_up_to_what_was_measured(layout: str, times: float) -> None:
-    plan = planned(layout)
+    plan = make_plan(layout)
     measured_s = times * plan.estimate.step_time_s
-    account = accounted(plan, measured_s)
+    account = break_down(plan, measured_s)
     assert sum(part.seconds for part in account.parts) == pytest.approx(measured_s, rel=1e-9)
     assert sum(part.share for part in account.parts) == pytest.approx(1.0, rel=1e-9)
     assert account.parts[-1].seconds == pytest.approx(measured_s - plan.estimate.step_time_s, abs=1e-12)
@@ -77,8 +77,8 @@ def test_each_loss_grows_with_the_constant_that_says_it() -> None:
     def parts(**worse: float) -> dict[str, float]:
         assert H100.calibration is not None
         constants = {**H100.calibration.constants, "update": 1.0, **worse}
-        plan = planned(cluster=replace(H100, calibration=replace(H100.calibration, constants=constants)))
-        return {part.name: part.seconds for part in accounted(plan, 3.0).parts}
+        plan = make_plan(cluster=replace(H100, calibration=replace(H100.calibration, constants=constants)))
+        return {part.name: part.seconds for part in break_down(plan, 3.0).parts}
 
     usual = parts()
     for constant, name in (
@@ -91,15 +91,15 @@ def test_each_loss_grows_with_the_constant_that_says_it() -> None:
 
 
 def test_fp8_products_are_one_number_beside_the_bf16_peak() -> None:
-    plan = planned(job=replace(JOB, precision="fp8_delayed"))
-    names = [part.name for part in accounted(plan, plan.estimate.step_time_s).parts]
+    plan = make_plan(job=replace(JOB, precision="fp8_delayed"))
+    names = [part.name for part in break_down(plan, plan.estimate.step_time_s).parts]
     assert "kernels, beyond their FLOPs at the peak" in names
     assert not {*IDEAL_CONSTANTS, REST_OF_KERNELS} & set(names)
 
 
 def test_a_bound_has_no_interval() -> None:
-    plan = planned(cluster=load_cluster("h100:64"), job=replace(JOB, overlap="per_axis"))
-    account = accounted(plan, 2 * plan.estimate.step_time_s)
+    plan = make_plan(cluster=load_cluster("h100:64"), job=replace(JOB, overlap="per_axis"))
+    account = break_down(plan, 2 * plan.estimate.step_time_s)
     assert (account.interval90, account.bound_s, account.verdict) == (None, None, "slower")
 
 

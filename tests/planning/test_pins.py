@@ -20,7 +20,7 @@ MODEL, CLUSTER = sw.load_model("llama-3-8b"), sw.load_cluster("h100:16")
 JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192)
 
 
-def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+def run_plan(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     assert main([*PLAN, *flags, "--json"]) == 0
     payload: dict[str, Any] = json.loads(capsys.readouterr().out)
     return payload
@@ -41,7 +41,7 @@ def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
 def test_a_pin_holds_for_the_plan_and_all_runners_up(
     pin: str, name: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    payload = planned(capsys, "--pin", pin)
+    payload = run_plan(capsys, "--pin", pin)
     assert all(planned_layout["layout"][name] == value for planned_layout in (payload, *payload["alternatives"]))
     assert payload["search"]["space"][name] == [value]
 
@@ -51,7 +51,7 @@ def test_a_pin_holds_for_the_plan_and_all_runners_up(
     [("tp=2", "tp", 2), ("fsdp=8", "fsdp", 8), ("zero_stage=1", "zero_stage", 1), ("micro_batch_seqs=2", "micro_batch_seqs", 2)],
 )  # fmt: skip
 def test_a_maximum_holds(maximum: str, name: str, value: int, capsys: pytest.CaptureFixture[str]) -> None:
-    payload = planned(capsys, "--max", maximum)
+    payload = run_plan(capsys, "--max", maximum)
     assert all(planned_layout["layout"][name] <= value for planned_layout in (payload, *payload["alternatives"]))
     assert max(payload["search"]["space"][name]) == value
 
@@ -173,11 +173,11 @@ def test_choices_are_checked_in_python_too() -> None:
 
 def test_runnable_plans_only_what_train_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Together with the user's pins."""
-    payload = planned(capsys, "--runnable", "--pin", "dp=2")
+    payload = run_plan(capsys, "--runnable", "--pin", "dp=2")
     assert [payload["layout"][axis] for axis in ("dp", "fsdp", "tp", "cp", "pp", "ep")] == [2, 8, 1, 1, 1, 1]
     assert payload["layout"]["offload"] == "none"
     assert payload["job"]["loss"] == "in_place"
-    layouts = [alternative["layout"] for alternative in planned(capsys, "--runnable")["alternatives"]]
+    layouts = [alternative["layout"] for alternative in run_plan(capsys, "--runnable")["alternatives"]]
     assert any(layout["tp"] > 1 for layout in layouts)
 
 

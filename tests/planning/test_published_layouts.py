@@ -29,7 +29,7 @@ JOB = sw.Job(global_batch_tokens=2**22, seq_len=4096)
 EXPERTS = ("qwen3-30b-a3b", "h100:64", "--batch-tokens", "4Mi", "--seq-len", "4096", "--stack", "megatron")
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_verb(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(arguments) == 0
     return capsys.readouterr().out
 
@@ -140,11 +140,11 @@ def test_micro_batches_have_as_many_tokens_and_replicas_fill_the_cluster() -> No
 
 def test_plans_say_what_they_do_unlike_all_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """The plan of the issue had nothing on it; it still does what no run did, and now says so, with their price."""
-    text = shown(capsys, "plan", *EXPERTS)
+    text = run_verb(capsys, "plan", *EXPERTS)
     assert re.search(
         r"^  published +11 published runs of qwen3-30b-a3b on h100.*would take [\d.]+ s here", text, re.MULTILINE
     )
-    details = shown(capsys, "explain", *EXPERTS, "-v")
+    details = run_verb(capsys, "explain", *EXPERTS, "-v")
     assert "published runs near this plan, with their layouts priced for its job" in details
     assert re.search(r"measured [\d,]+ .*tokens/s per device: Qwen3 30B A3B on 16 h100", details)
 

@@ -38,7 +38,7 @@ class PipelineOutcome:
     derived: int
 
 
-def pipelined(case: Case, schedule: str, layers_per_stage: Sequence[int], num_ranks: int) -> PipelineOutcome:
+def run_pipelined(case: Case, schedule: str, layers_per_stage: Sequence[int], num_ranks: int) -> PipelineOutcome:
     """One step of a case, with its layers in stages of so many, under a schedule on so many ranks."""
     return _Pipeline(case, schedule, layers_per_stage, num_ranks).run()
 

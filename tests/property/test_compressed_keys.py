@@ -15,7 +15,7 @@ from shardwise.model.layer_pattern import FrozenFields
 from shardwise.model.numerics import SQRT_SOFTPLUS, Gating, Numerics
 
 from .test_gradients import check
-from .training_step import TOLERANCE, Case, chained, chained_on_one_device, worst_error
+from .training_step import TOLERANCE, Case, chained_on_one_device, run_units, worst_error
 
 INDEXER = {"index_heads": 2, "index_head_dim": 8, "index_topk": 2}
 # Layers of DeepSeek-V4: a window alone, and compressed keys of windows that overlap, of which an indexer selects or not.
@@ -54,7 +54,7 @@ def case_of(layout: str, **fields: Any) -> Case:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layers_with_compressed_keys_equal_one_device(layout: str) -> None:
     case = case_of(layout)
-    outcome = chained(case)
+    outcome = run_units(case)
     worst, name = worst_error(case, outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert outcome.moved == outcome.derived
@@ -65,7 +65,7 @@ def test_layers_with_compressed_keys_equal_one_device(layout: str) -> None:
 def test_several_residual_streams_equal_one_device(layout: str, mixed: bool) -> None:
     """Without ZeRO, since a scale is a single number, which is not split."""
     case = dataclasses.replace(case_of(layout, num_streams=2, mixed_streams=mixed), zero_stage=0)
-    outcome = chained(case)
+    outcome = run_units(case)
     worst, name = worst_error(case, outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert outcome.moved == outcome.derived

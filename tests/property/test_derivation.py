@@ -17,7 +17,7 @@ from shardwise.model.recompute_policies import policy_names
 from shardwise.run.numpy.step import derived_traffic
 from shardwise.sharding.collectives import CollectiveKind
 
-from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error
+from .training_step import TOLERANCE, Case, Change, nonzero, run_units, whole, worst_error
 
 RECOMPUTES = tuple(policy_names())
 MLPS = ("swiglu", "geglu", "gelu", "relu")
@@ -30,7 +30,7 @@ def check(case: Case) -> None:
     two units, and multi-token prediction is a branch, so these are derived as a whole only.
     """
     one_chain = not case.tied and not case.architecture.num_predict_layers
-    for run in (whole, chained) if one_chain else (whole,):
+    for run in (whole, run_units) if one_chain else (whole,):
         outcome = run(case)
         worst, name = worst_error(case, outcome)
         assert worst <= TOLERANCE, f"{run.__name__}: {name}: relative error {worst:.2e}"
@@ -211,16 +211,16 @@ def cases(draw: st.DrawFn) -> Case:
 def test_a_zigzag_ring_equals_attention_over_the_sequence_in_order(cp: int, recompute: str) -> None:
     """Each rank has a piece from either end. The loss and all gradients are those of the sequence as it was."""
     case = Case(cp=cp, cp_variant="ring", zero_stage=3, positions=4, num_micro_batches=2, recompute=recompute)
-    zigzag = chained(dataclasses.replace(case, zigzag=True))
+    zigzag = run_units(dataclasses.replace(case, zigzag=True))
     worst, name = worst_error(case, zigzag)
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
-    assert zigzag.moved == chained(case).moved == zigzag.derived
+    assert zigzag.moved == run_units(case).moved == zigzag.derived
 
 
 def test_a_ring_moves_what_the_gathers_and_scatters_would_have_moved() -> None:
     """As permutes: nothing else about the derivation changes."""
     ring, gathered = (
-        chained(Case(cp=4, zero_stage=1, cp_variant=v)).moved["micro_batch"] for v in ("ring", "all_gather")
+        run_units(Case(cp=4, zero_stage=1, cp_variant=v)).moved["micro_batch"] for v in ("ring", "all_gather")
     )
     by_cp = {kind: count for (kind, axes), count in gathered.items() if axes == ("cp",)}
     around = ring[CollectiveKind.PERMUTE, ("cp",)]
@@ -263,10 +263,10 @@ def with_steps(unit: ShardedUnit, program: str, steps: tuple[ProgramStep, ...]) 
     return dataclasses.replace(changed, recompute_nodes=steps[:border], backward_nodes=steps[border:])
 
 
-def noticed(case: Case, change: Change) -> bool:
+def is_noticed(case: Case, change: Change) -> bool:
     """Whether a corrupted derivation gives wrong numbers, devices that disagree, or no step at all."""
     try:
-        outcome = chained(case, change)
+        outcome = run_units(case, change)
     except (KeyError, ValueError, AssertionError):
         return True
     worst, _ = worst_error(case, outcome)
@@ -291,7 +291,7 @@ def corruptions(
 def test_every_collective_is_needed(name: str) -> None:
     case = CORRUPTED[name]
     check(case)
-    tried = [(label, noticed(case, change)) for label, change in corruptions(case, lambda step: ())]
+    tried = [(label, is_noticed(case, change)) for label, change in corruptions(case, lambda step: ())]
     assert len(tried) >= 10
     assert [label for label, was_noticed in tried if not was_noticed] == []
 
@@ -308,7 +308,7 @@ def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
 
     case = CORRUPTED[name]
     tried = [
-        (label, noticed(case, change))
+        (label, is_noticed(case, change))
         for label, change in corruptions(case, without_sum)
         if f": {CollectiveKind.ALL_REDUCE}_" in label
     ]
@@ -320,12 +320,12 @@ def test_a_collective_that_is_not_counted_is_noticed() -> None:
     case = LAYOUTS["hybrid_zero3"]
     _, fewer = next(corruptions(case, lambda step: ()))
     units = derive_units(case.scheme)
-    moved = chained(case).moved
+    moved = run_units(case).moved
     counted = [
         nonzero(derived_traffic(change(units["embedding"]), case.mesh, case.sizes, case.num_micro_batches))
         for change in (lambda unit: unit, fewer)
     ]
-    assert moved == chained(case).derived
+    assert moved == run_units(case).derived
     assert counted[0] != counted[1]
 
 
@@ -350,8 +350,8 @@ def test_the_cases_cover_every_kind_of_collective() -> None:
 def test_sequence_parallelism_changes_what_moves() -> None:
     """With it, tensor parallelism gathers and scatters; without, it only reduces."""
     tp = ("tp_kv", "tp_rep")
-    plain = set(chained(LAYOUTS["tp4"]).moved["micro_batch"])
-    split = set(chained(LAYOUTS["tp4_sp"]).moved["micro_batch"])
+    plain = set(run_units(LAYOUTS["tp4"]).moved["micro_batch"])
+    split = set(run_units(LAYOUTS["tp4_sp"]).moved["micro_batch"])
     assert (CollectiveKind.ALL_GATHER, tp) not in plain
     assert (CollectiveKind.REDUCE_SCATTER, tp) not in plain
     assert {(CollectiveKind.ALL_GATHER, tp), (CollectiveKind.REDUCE_SCATTER, tp)} <= split

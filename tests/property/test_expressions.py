@@ -123,7 +123,7 @@ def by_bytes(sharded: ShardedExpression) -> tuple[PriceCollective, PriceProduct]
     return collective, lambda flops: (0.0, flops)
 
 
-def executed(
+def execute(
     sharded: ShardedExpression, program: ShardedProgram, wholes: list[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """The result that the devices hold together, every device's copy checked against the first one's."""
@@ -154,7 +154,7 @@ def check(text: str, mesh: Mapping[str, int], sizes: Mapping[str, int]) -> None:
     for on, program in programs:
         assert list(program.specs[on.result_name].dims) == dims
         assert on.goal is None or program.specs[on.result_name] == on.goal
-        np.testing.assert_allclose(executed(on, program, wholes), expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(execute(on, program, wholes), expected, rtol=1e-9, atol=1e-9)
         assert run_product(on, program, "numpy").max_relative_error < 1e-12
 
 

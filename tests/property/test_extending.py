@@ -146,7 +146,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def priced(policy: str) -> Estimate:
+def estimate_policy(policy: str) -> Estimate:
     model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
     job = Job(global_batch_tokens=2**18, seq_len=4096)
     return estimate(Problem(model, cluster, job), Layout(fsdp=8, zero_stage=3, recompute=policy))
@@ -156,7 +156,7 @@ def test_a_policy_is_one_entry(policy: str) -> None:
     assert Layout(recompute=policy).recompute == policy
     assert Choices().recompute == ("none", "selective", policy, "full")
     assert check(Case(fsdp=2, tp_kv=2, cp=2, zero_stage=3, sequence_parallel=True, recompute=policy)) is None
-    between = [priced(name) for name in ("none", "selective", policy, "full")]
+    between = [estimate_policy(name) for name in ("none", "selective", policy, "full")]
     kept = [estimated.memory["activations"] for estimated in between]
     again = [estimated.time["recompute"] for estimated in between]
     assert kept == sorted(kept, reverse=True)

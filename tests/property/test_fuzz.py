@@ -290,7 +290,7 @@ def paths(value: Any, start: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [start, *(path for key, part in inner for path in paths(part, (*start, key)))]
 
 
-def mutated(payload: dict[str, Any], path: tuple[Any, ...], how: str, value: Any) -> Any:
+def mutate(payload: dict[str, Any], path: tuple[Any, ...], how: str, value: Any) -> Any:
     """The payload with one place replaced, removed, or given a neighbour that nobody knows."""
     if not path:
         return value
@@ -321,5 +321,5 @@ def test_plan_files_never_raise(place: Path, data: st.DataObject, how: str, valu
     path = data.draw(st.sampled_from([(room, *path) for path in paths(payload[room])]))
     path = path[: data.draw(st.integers(0, len(path)))] if data.draw(st.booleans()) else path
     file = place / "plan.json"
-    file.write_text(json.dumps(mutated(payload, path, how, value)), encoding="utf-8")
+    file.write_text(json.dumps(mutate(payload, path, how, value)), encoding="utf-8")
     check(["explain", str(file)])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property.test_fuzz import FUZZED, VALUES, WORDS, check, mutated, paths
+from property.test_fuzz import FUZZED, VALUES, WORDS, check, mutate, paths
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shard_reader import TokenShards
@@ -58,7 +58,7 @@ def test_the_index_before_mutation_is_accepted(folder: Path, payload: dict[str, 
 def test_mutated_indices_open_or_are_refused(
     folder: Path, payload: dict[str, Any], data: st.DataObject, how: str, value: Any
 ) -> None:
-    changed = mutated(payload, data.draw(st.sampled_from(paths(payload))), how, value)
+    changed = mutate(payload, data.draw(st.sampled_from(paths(payload))), how, value)
     if isinstance(changed, dict) and changed.get("crc32") == payload["crc32"]:  # as who means it would seal it
         changed = add_checksum({key: part for key, part in changed.items() if key != "crc32"})
     text = json.dumps(changed)

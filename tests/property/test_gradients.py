@@ -19,7 +19,7 @@ from shardwise.model.decoder import model_program
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Mesh
 
-from .training_step import AXES, Case, unsharded
+from .training_step import AXES, Case, run_unsharded
 
 STEP = 2e-5
 
@@ -55,7 +55,7 @@ def slope(loss: Callable[[Mapping[str, Any]], float], weights: Mapping[str, Any]
 
 
 def check(case: Case) -> None:
-    result = unsharded(case)
+    result = run_unsharded(case)
     state, _ = case.inputs()
     weights = {name: state[name] for name in model_program(case.architecture).weights}
     loss = loss_of(case)
@@ -114,7 +114,7 @@ def test_gradients_equal_slopes_for_any_sizes(case: Case) -> None:
 def test_a_wrong_gradient_is_noticed() -> None:
     """The loss's slope is far from half of the gradient."""
     case = Case(width=4, positions=3)
-    result = unsharded(case)
+    result = run_unsharded(case)
     state, _ = case.inputs()
     weights = {name: state[name] for name in result.gradients}
     gradient = result.gradients["0.w_up"]

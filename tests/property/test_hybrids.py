@@ -16,7 +16,7 @@ from shardwise.model.layer_pattern import FrozenFields
 from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence
 from shardwise.values import InputError
 
-from .training_step import TOLERANCE, Case, chained, chained_on_one_device, worst_error
+from .training_step import TOLERANCE, Case, chained_on_one_device, run_units, worst_error
 
 NO_EXPERTS = {"num_experts": 0, "experts_per_token": 0, "shared_expert_width": 0, "expert_latent_dim": 0}
 SHAPE = {"key_dim": 8, "head_dim": 8, "conv_width": 3, "chunk": 4}
@@ -61,7 +61,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def hybrid(case: Case) -> Case:
+def make_hybrid(case: Case) -> Case:
     fields = {
         "num_experts": 4, "experts_per_token": 2, "shared_expert_width": 8, "expert_latent_dim": 8, "attention_gate": "element",
         "mlp": "relu2", "layer_pattern": LAYERS, "layer_kinds": FrozenFields(KINDS), "embedding_rows": 48,
@@ -71,8 +71,8 @@ def hybrid(case: Case) -> Case:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_hybrids_equal_one_device(layout: str) -> None:
-    case = hybrid(LAYOUTS[layout])
-    outcome = chained(case)
+    case = make_hybrid(LAYOUTS[layout])
+    outcome = run_units(case)
     worst, name = worst_error(case, outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert outcome.moved == outcome.derived
@@ -80,7 +80,7 @@ def test_hybrids_equal_one_device(layout: str) -> None:
 
 
 def test_training_refuses_what_the_engine_lacks_by_name() -> None:
-    parts = unrunnable_parts(hybrid(Case(**SIZES)).architecture.structure)
+    parts = unrunnable_parts(make_hybrid(Case(**SIZES)).architecture.structure)
     for part in (
         "the delta rule of linear attention", "a state space recurrence", "a short convolution", "an indexer of keys",
         "sparse attention", "a gate of attention", "experts of a latent",

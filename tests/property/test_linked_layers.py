@@ -28,7 +28,7 @@ from .linked_layers import (
     STREAMS,
 )
 from .test_gradients import check
-from .training_step import TOLERANCE, Case, chained, chained_on_one_device, unsharded, whole, worst_error
+from .training_step import TOLERANCE, Case, chained_on_one_device, run_units, run_unsharded, whole, worst_error
 
 STEPS: dict[str, Case] = {
     **{
@@ -51,7 +51,7 @@ STEPS: dict[str, Case] = {
 def test_units_one_after_the_other_equal_one_device(name: str) -> None:
     """A reader of a weight gathers it, and the layer that owns the weight reduces the sum of its gradients."""
     case = STEPS[name]
-    outcome = chained(case)
+    outcome = run_units(case)
     worst, part = worst_error(case, outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{part}: relative error {worst:.2e}"
     assert outcome.moved == outcome.derived
@@ -67,7 +67,7 @@ def test_units_one_after_the_other_equal_one_device(name: str) -> None:
 def test_the_program_of_the_whole_model_equals_its_units(name: str) -> None:
     """In the program of the whole model a shared weight is one tensor with several uses."""
     case = STEPS[name]
-    for outcome in (whole(case), unsharded(case)):
+    for outcome in (whole(case), run_unsharded(case)):
         worst, part = worst_error(case, outcome, chained_on_one_device(case))
         assert worst <= TOLERANCE, f"{part}: relative error {worst:.2e}"
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardwise.model.layer_pattern import FrozenFields
 
-from .training_step import TOLERANCE, Case, chained, chained_on_one_device, worst_error
+from .training_step import TOLERANCE, Case, chained_on_one_device, run_units, worst_error
 
 NO_EXPERTS = {"num_experts": 0, "experts_per_token": 0, "shared_expert_width": 0}
 # Llama 4 (chunks and no positions), Gemma (windows with other heads), Jamba and ERNIE (experts on every second layer), and
@@ -43,7 +43,7 @@ LAYOUTS = {
 SEED = 2
 
 
-def patterned(case: Case, **kinds: dict[str, Any]) -> Case:
+def make_pattern(case: Case, **kinds: dict[str, Any]) -> Case:
     """The case with a pattern of layers, and experts on its base layer."""
     fields = {
         "num_experts": 4, "experts_per_token": 2, "shared_expert_width": 8, "layer_pattern": LAYERS,
@@ -54,10 +54,10 @@ def patterned(case: Case, **kinds: dict[str, Any]) -> Case:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_pattern_of_layers_equals_one_device(layout: str) -> None:
-    case = patterned(LAYOUTS[layout])
+    case = make_pattern(LAYOUTS[layout])
     assert len({case.sizes_of(unit)["K"] for unit in LAYERS}) > 1
     assert len({case.sizes_of(unit)["E"] for unit in LAYERS}) > 1
-    outcome = chained(case)
+    outcome = run_units(case)
     worst, name = worst_error(case, outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert outcome.moved == outcome.derived
@@ -66,7 +66,7 @@ def test_a_pattern_of_layers_equals_one_device(layout: str) -> None:
 
 def test_a_wrong_kind_of_layer_is_noticed() -> None:
     """The judge sees a kind that was derived with another kind's structure."""
-    case = patterned(LAYOUTS["tp"])
-    wrong_kind = patterned(LAYOUTS["tp"], dense={**KINDS["dense"], "positions": "none"})
-    worst, name = worst_error(case, chained(wrong_kind), chained_on_one_device(case))
+    case = make_pattern(LAYOUTS["tp"])
+    wrong_kind = make_pattern(LAYOUTS["tp"], dense={**KINDS["dense"], "positions": "none"})
+    worst, name = worst_error(case, run_units(wrong_kind), chained_on_one_device(case))
     assert worst > 1e-6, name

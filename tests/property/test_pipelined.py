@@ -9,10 +9,10 @@ import pytest
 
 from shardwise.model.layer_pattern import FrozenFields
 
-from .pipelined import pipelined
+from .pipelined import run_pipelined
 from .test_compressed_keys import case_of as compressed_case
-from .test_hybrids import DELTA, KINDS, NO_EXPERTS, SIZES, hybrid
-from .training_step import TOLERANCE, Case, chained, chained_on_one_device, worst_error
+from .test_hybrids import DELTA, KINDS, NO_EXPERTS, SIZES, make_hybrid
+from .training_step import TOLERANCE, Case, chained_on_one_device, run_units, worst_error
 
 SHAPE: dict[str, Any] = {"key_dim": 4, "head_dim": 4, "conv_width": 3, "chunk": 4}
 # RecurrentGemma (RG-LRU), Kimi Linear, Jamba (Mamba-1), MiniMax-01 (lightning), xLSTM.
@@ -44,7 +44,7 @@ PIPELINES: dict[str, tuple[dict[str, Any], str, tuple[int, ...], int]] = {
 
 def check_stages(case: Case, pipeline: str) -> None:
     _, schedule, layers, ranks = PIPELINES[pipeline]
-    result = pipelined(case, schedule, layers, ranks)
+    result = run_pipelined(case, schedule, layers, ranks)
     worst, name = worst_error(case, result.outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert result.received == result.derived > 0
@@ -74,13 +74,13 @@ def test_recurrences_in_stages_equal_one_device(pipeline: str) -> None:
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_hybrids_in_stages_equal_one_device(pipeline: str) -> None:
     assert len(KINDS) == 6
-    check_stages(hybrid(Case(**{**SIZES, "num_micro_batches": 4, **PIPELINES[pipeline][0]})), pipeline)
+    check_stages(make_hybrid(Case(**{**SIZES, "num_micro_batches": 4, **PIPELINES[pipeline][0]})), pipeline)
 
 
 @pytest.mark.parametrize("streams", [0, 2])
 def test_compressed_keys_and_streams_in_stages_equal_one_device(streams: int) -> None:
     case = dataclasses.replace(compressed_case("tp", num_streams=streams), num_micro_batches=4, zero_stage=0)
-    result = pipelined(case, "1f1b", (2, 2), 2)
+    result = run_pipelined(case, "1f1b", (2, 2), 2)
     worst, name = worst_error(case, result.outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert result.received == result.derived > 0
@@ -105,7 +105,7 @@ def test_adapters_of_recurrences_equal_one_device(layout: str) -> None:
     }  # fmt: skip
     sizes = {**SIZES, "num_layers": len(pattern), **ADAPTED[layout]}
     case = Case(**sizes, structure=tuple(fields.items()), seed=0)
-    outcome = chained(case)
+    outcome = run_units(case)
     worst, name = worst_error(case, outcome, chained_on_one_device(case))
     assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
     assert outcome.moved == outcome.derived

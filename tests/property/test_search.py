@@ -451,7 +451,7 @@ def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
 
 
 @lru_cache(maxsize=8)
-def found_with(memory_bytes: float) -> SearchResult:
+def search_with_memory(memory_bytes: float) -> SearchResult:
     """Of the small model on 16 GPUs with so much memory."""
     return search_layouts(Problem(SMALL, with_memory(load_cluster("h100:16"), memory_bytes), JOB), choices=CHOICES)
 
@@ -460,7 +460,7 @@ def found_with(memory_bytes: float) -> SearchResult:
 @pytest.mark.parametrize("memory_bytes", [2.5e9, 4e9, 8e9, 80e9])
 def test_nothing_exceeds_the_capacity(memory_bytes: float) -> None:
     cluster = with_memory(load_cluster("h100:16"), memory_bytes)
-    result = found_with(memory_bytes)
+    result = search_with_memory(memory_bytes)
     assert result.best
     assert 0 < result.num_fitting <= result.num_layouts
     kept = [*result.best, *result.pareto, *result.by_factorisation]
@@ -475,11 +475,11 @@ def test_memory_can_be_held_back() -> None:
     result = search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES, reserve=0.25)
     assert result.best
     assert all(row.memory_bytes <= 3e9 for row in result.best)
-    assert result.num_fitting < found_with(4e9).num_fitting
+    assert result.num_fitting < search_with_memory(4e9).num_fitting
 
 
 def test_nothing_that_fits_leaves_the_leanest_layout() -> None:
-    result, everything = found_with(1e6), found_with(1e18)
+    result, everything = search_with_memory(1e6), search_with_memory(1e18)
     assert result.best == result.pareto == ()
     assert result.num_fitting == 0
     assert result.least_memory.memory_bytes == min(row.memory_bytes for row in everything.pareto)

@@ -28,7 +28,7 @@ LAYOUTS = {
 SEEDS = {"separate_norms": 1}
 
 
-def cased(case: Case, name: str) -> Case:
+def make_case(case: Case, name: str) -> Case:
     fields = dict(STRUCTURES[name])
     case = dataclasses.replace(case, seed=SEEDS.get(name, case.seed))
     case_fields = {key: fields.pop(key) for key in ("mlp",) if key in fields}
@@ -47,7 +47,7 @@ def cased(case: Case, name: str) -> Case:
 @pytest.mark.thinned(12)
 @pytest.mark.parametrize(("name", "layout"), list(itertools.product(STRUCTURES, LAYOUTS)))
 def test_layout_equals_unsharded(name: str, layout: str) -> None:
-    check_layout(cased(LAYOUTS[layout], name))
+    check_layout(make_case(LAYOUTS[layout], name))
 
 
 CONTEXT_PARALLEL = {
@@ -68,7 +68,7 @@ CONTEXT_PARALLEL = {
 )
 def test_context_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
     """What attention has beside queries, keys and values is there wherever its heads are."""
-    check_layout(dataclasses.replace(cased(CONTEXT_PARALLEL[layout], name), recompute=recompute))
+    check_layout(dataclasses.replace(make_case(CONTEXT_PARALLEL[layout], name), recompute=recompute))
 
 
 EXPERT_PARALLEL = {
@@ -93,11 +93,11 @@ EXPERT_PARALLEL = {
     ("name", "layout", "recompute"), in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"])
 )
 def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
-    check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))
+    check_layout(dataclasses.replace(make_case(EXPERT_PARALLEL[layout], name), recompute=recompute))
 
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradients_equal_slopes_of_the_loss(name: str) -> None:
     sizes = Case(half_head_dim=2, width=6, hidden=4, positions=4, seqs=2, query_heads_per_rank=2)
-    check_slopes(cased(dataclasses.replace(sizes, num_layers=1, num_micro_batches=1), name))
+    check_slopes(make_case(dataclasses.replace(sizes, num_layers=1, num_micro_batches=1), name))

@@ -290,7 +290,7 @@ def definite(flat: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def unsharded(case: Case) -> Outcome:
+def run_unsharded(case: Case) -> Outcome:
     """The same decoder and batch on one device, with nothing sharded and nothing recomputed."""
     scheme = scheme_of(case.architecture.structure, optimizer=case.optimizer)
     unit = derive_unit("whole", model_program(case.architecture), scheme)
@@ -315,7 +315,7 @@ def _outcome(case: Case, unit: ShardedUnit, result: UnitStepResult) -> Outcome:
     return Outcome(result.loss, gradients, result.updated, nonzero(result.moved), nonzero(derived))
 
 
-def chained(case: Case, change: Change = lambda unit: unit) -> Outcome:
+def run_units(case: Case, change: Change = lambda unit: unit) -> Outcome:
     """Embedding, blocks and head as the units that costs are read off, each handing its result to the next."""
     return _Chain(case, case.mesh, case.scheme, change).run()
 
@@ -479,7 +479,7 @@ class _Chain:
 
 def worst_error(case: Case, outcome: Outcome, reference: Outcome | None = None) -> tuple[float, str]:
     """The largest relative error of the loss, a gradient, an updated weight or a state, and whose it is."""
-    reference = reference or unsharded(case)
+    reference = reference or run_unsharded(case)
     program = model_program(case.architecture)
     trained = set(program.weights) & set(program.trainable_inputs)
     assert set(outcome.gradients) == set(reference.gradients) == trained

@@ -35,7 +35,7 @@ def host(devices: int) -> Cluster:
     return replace(cluster, chip=chip)
 
 
-def planned(model: Architecture, layout: Layout, num_seqs: int) -> Plan:
+def make_plan(model: Architecture, layout: Layout, num_seqs: int) -> Plan:
     """A plan of the model with a global batch of so many sequences."""
     register()
     job = Job(global_batch_tokens=num_seqs * SEQ_LEN, seq_len=SEQ_LEN, precision="fp64")

@@ -19,7 +19,7 @@ from shardwise.run.kernels import matmul
 from shardwise.run.step_clock import StepClock
 
 
-def timed(seconds: float) -> None:
+def count_product_time(seconds: float) -> None:
     """Have this rank's clock count so many seconds for every product, and none for what else it does."""
     multiplied, passed_s = matmul.multiply, 0.0
 
@@ -41,7 +41,7 @@ def main() -> None:
         launcher.launch_and_wait = start  # type: ignore[assignment]
         sys.exit(train.main())
     if seconds := float(os.environ.get("PRODUCT_S", "0")):
-        timed(seconds * (3 if os.environ.get("SLOW") == os.environ["RANK"] else 1))
+        count_product_time(seconds * (3 if os.environ.get("SLOW") == os.environ["RANK"] else 1))
     train.run_and_exit(train.rank_main)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from harness import server
 from train.copies import copy_ranks
-from train.float64 import DENSE, EXPERTS, planned, register
+from train.float64 import DENSE, EXPERTS, make_plan, register
 from train.launching import pids_of
 from train.stand_in import write_inputs
 
@@ -57,7 +57,7 @@ class Kill:
         return f"{self.victim} {self.moment}, from step {self.step} on"
 
 
-def drawn(seed: str, count: int, steps: int) -> list[Kill]:
+def draw_kills(seed: str, count: int, steps: int) -> list[Kill]:
     """Draw the kills of a run with this many steps; each kill is later in the run than the one before."""
     random_ = random.Random(seed)
     part = steps / (count + 1)
@@ -73,7 +73,13 @@ class Killable:
     def __init__(self, place: Path, model: Architecture, layout: Layout, steps: int, checkpoint_every: int) -> None:
         self.place, self.model = place, model
         place.mkdir(parents=True)
-        self.flags = [*write_inputs(place, planned(model, layout, SEQS)), "--device", "cpu", "--learning-rate", "0.01"]
+        self.flags = [
+            *write_inputs(place, make_plan(model, layout, SEQS)),
+            "--device",
+            "cpu",
+            "--learning-rate",
+            "0.01",
+        ]
         self.flags += ["--steps", str(steps), "--checkpoint-every", str(checkpoint_every)]
         self.out = place / "run"
 
@@ -101,7 +107,7 @@ class Killable:
             self._kill(process.pid, kill.victim)
             process.join(FOREVER_S)
         finally:
-            _gone(process.pid)
+            _wait_for_end(process.pid)
         return was_alive
 
     def _is_time(self, kill: Kill, launcher: int) -> bool:
@@ -135,7 +141,7 @@ class Killable:
         moved = Killable.__new__(Killable)
         moved.place, moved.model, moved.out = place, self.model, place / "run"
         moved.flags = [word.replace(str(self.place), str(place)) for word in self.flags]
-        dump_plan(planned(self.model, layout, SEQS), place / "plan.json")
+        dump_plan(make_plan(self.model, layout, SEQS), place / "plan.json")
         return moved
 
     def first_step(self) -> int:
@@ -166,7 +172,7 @@ def _ranks(out: Path, launcher: int) -> list[int]:
     return [launcher, launcher]
 
 
-def _gone(group: int) -> None:
+def _wait_for_end(group: int) -> None:
     """Wait until no process of a group is left."""
     until = time.monotonic() + FOREVER_S
     with suppress(ProcessLookupError):

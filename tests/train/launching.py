@@ -91,17 +91,17 @@ class Launched:
         return self.process.wait()
 
 
-def launched(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launched:
+def launch_ranks(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launched:
     """Ranks of the small trainer, as `shardwise train` starts them."""
-    return copied(launch_stand_ins, [str(ranks), *flags], **environment)
+    return launch_copy(launch_stand_ins, [str(ranks), *flags], **environment)
 
 
-def commanded(*words: str) -> Launched:
+def launch_command(*words: str) -> Launched:
     """A command of `shardwise`, with the ranks of the engine where it is to have some."""
-    return copied(run_command, words)
+    return launch_copy(run_command, words)
 
 
-def copied(main: Callable[[], int | None], words: Sequence[str], **environment: str) -> Launched:
+def launch_copy(main: Callable[[], int | None], words: Sequence[str], **environment: str) -> Launched:
     """What runs in a process that need not load PyTorch first."""
     return Launched(Piped(main, words, {**USUAL, **environment}))
 
@@ -128,7 +128,7 @@ def torchrun(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launch
 
 def started_by_torchrun(words: Sequence[str], **environment: str) -> Launched:
     """torchrun, in a process that need not load PyTorch first; its ranks are Pythons of their own."""
-    return copied(run_torchrun, words, PYTHONPATH=os.pathsep.join([str(TESTS), *sys.path]), **environment)
+    return launch_copy(run_torchrun, words, PYTHONPATH=os.pathsep.join([str(TESTS), *sys.path]), **environment)
 
 
 def run_torchrun() -> None:

@@ -250,7 +250,7 @@ sys.exit("torch" in sys.modules)
 """
 
 
-def admitted(flags: list[str]) -> str:
+def run_admission(flags: list[str]) -> str:
     done = subprocess.run([sys.executable, "-c", SCRIPT, *flags, "--steps", "3"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -258,14 +258,14 @@ def admitted(flags: list[str]) -> str:
 
 def test_a_launcher_checks_plan_and_data_without_pytorch(tmp_path: Path) -> None:
     flags = write_inputs(tmp_path)
-    assert admitted(flags) == ""
+    assert run_admission(flags) == ""
     plan = small_plan(vocab_size=VOCAB - 1)
     payload = json.loads((tmp_path / "plan.json").read_text())
     payload["model"]["vocab_size"] = plan.model.vocab_size
     payload["layout"] |= {"offload": "optimizer", "text": f"{payload['layout']['text']} offload=optimizer"}
     (tmp_path / "plan.json").write_text(json.dumps(payload))
     assert load_plan(tmp_path / "plan.json").model.vocab_size == VOCAB - 1
-    reported = admitted(flags).splitlines()
+    reported = run_admission(flags).splitlines()
     assert reported[0].startswith("plan: offload=optimizer is planned, not yet runnable")
     assert f"the tokens have a vocabulary of {VOCAB}, the model one of {VOCAB - 1}" in reported[1]
 
@@ -275,4 +275,4 @@ def test_data_too_short_for_a_sequence_is_refused(tmp_path: Path) -> None:
     payload = json.loads((tmp_path / "plan.json").read_text())
     payload["job"] |= {"seq_len": 1024, "global_batch_tokens": 8192}
     (tmp_path / "plan.json").write_text(json.dumps(payload))
-    assert "train has 1,000 tokens; sequences of 1,024 require at least 1,025" in admitted(flags)
+    assert "train has 1,000 tokens; sequences of 1,024 require at least 1,025" in run_admission(flags)

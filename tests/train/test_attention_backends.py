@@ -40,7 +40,7 @@ def other_logarithm(query: Tensor, key: Tensor, value: Tensor, causal: bool, sca
     return out, lse / torch.log(torch.tensor(2.0))
 
 
-def refusing(*_: Any) -> tuple[Tensor, Tensor]:
+def refuse_kernel(*_: Any) -> tuple[Tensor, Tensor]:
     raise RuntimeError("no kernel for this head")
 
 
@@ -53,7 +53,7 @@ REFERENCE = AttentionBackend("reference", forward, backward)
 SAME = AttentionBackend("same", forward, backward)
 
 
-def timed(seconds: dict[str, float]) -> Callable[[Callable[[], Any]], float]:
+def make_clock(seconds: dict[str, float]) -> Callable[[Callable[[], Any]], float]:
     """Return a clock for backends in the order in which they run: the reference three times, then each rival that agrees."""
     turns = iter([*[seconds["reference"]] * 3, *[seconds["rival"]] * 3])
 
@@ -69,7 +69,7 @@ def choose(rival: AttentionBackend, seconds: float, *, causal: bool = True) -> s
     shapes = (1, 4, 33, 16), (1, 2, 33, 16), (1, 2, 33, 16)
     q, k, v = (torch.randn(shape, generator=generator).repeat_interleave(1, 1) for shape in shapes)
     k, v = (tensor.repeat_interleave(2, dim=1) for tensor in (k, v))  # CPUs have no grouped kernel
-    return fastest_agreeing(REFERENCE, [rival], q, k, v, causal, timed({"reference": 1.0, "rival": seconds})).name
+    return fastest_agreeing(REFERENCE, [rival], q, k, v, causal, make_clock({"reference": 1.0, "rival": seconds})).name
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -86,7 +86,7 @@ def test_a_gain_within_noise_changes_nothing() -> None:
     [
         AttentionBackend("wrong gradient", forward, wrong_gradient),
         AttentionBackend("other logarithm", other_logarithm, backward),
-        AttentionBackend("refusing", refusing, backward),
+        AttentionBackend("refusing", refuse_kernel, backward),
         AttentionBackend("not finite", nan_forward, backward),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from train import stand_in
-from train.launching import launched
+from train.launching import launch_ranks
 from train.stand_in import SEQ_LEN, Bigram, small_plan, write_inputs
 
 from shardwise.records.step_log import read_log
@@ -210,7 +210,7 @@ def test_batches_follow_the_noise_scale_and_go_on_bit_by_bit(inputs: list[str]) 
 def test_the_first_rank_decides_for_all(tmp_path: Path) -> None:
     """The others have measured another noise scale."""
     flags = write_inputs(tmp_path, small_plan(2))
-    ranks = launched([*flags, "--steps", "14", "--batch-schedule", NOISE, "--noise-scale-every", "1"])
+    ranks = launch_ranks([*flags, "--steps", "14", "--batch-schedule", NOISE, "--noise-scale-every", "1"])
     assert ranks.ended() == 0, ranks.err
     assert [record.num_tokens for record in steps_of(flags)] == noise_batches(14)
 

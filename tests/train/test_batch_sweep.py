@@ -25,7 +25,9 @@ DESIGN = Design(batches=(4096, 1024), plan_batch_tokens=4096, learning_rate=1e-3
 Cost = Callable[[SweepTrial], float]
 
 
-def played(design: Design, cost: Cost, fails: Callable[[SweepTrial], bool] = lambda trial: False) -> list[BatchRun]:
+def simulate_runs(
+    design: Design, cost: Cost, fails: Callable[[SweepTrial], bool] = lambda trial: False
+) -> list[BatchRun]:
     """Simulate all runs of a design one after another, where a trial takes the given number of steps."""
     runs: list[BatchRun] = []
     while trials := list(design.next_trials(runs)):
@@ -46,7 +48,7 @@ def best_at(rate: float) -> Cost:
 
 @pytest.mark.parametrize("factor", [0.25, 0.5, 0.9, 1.0, 2.0, 4.0])
 def test_the_best_learning_rate_lies_between_two_that_were_tried(factor: float) -> None:
-    runs = played(DESIGN, best_at(1e-3 * factor))
+    runs = simulate_runs(DESIGN, best_at(1e-3 * factor))
     for batch in DESIGN.batches:
         matching = [run for run in runs if run.batch_tokens == batch]
         rates = sorted({run.learning_rate or 0.0 for run in matching})
@@ -58,29 +60,29 @@ def test_the_best_learning_rate_lies_between_two_that_were_tried(factor: float) 
 
 
 def test_a_rate_that_needs_more_steps_than_the_best_is_stopped_there() -> None:
-    runs = played(DESIGN, best_at(1e-3))
+    runs = simulate_runs(DESIGN, best_at(1e-3))
     of_small = [run for run in runs if run.batch_tokens == 1024 and run.learning_rate != 5e-4]
     assert len(of_small) == 2
     assert {run.failed for run in of_small} == {NOT_REACHED}
 
 
 def test_rates_that_fail_are_too_high_and_those_that_never_reach_it_too_low() -> None:
-    runs = played(DESIGN, lambda trial: 100.0, fails=lambda trial: trial.learning_rate > 1e-4)
+    runs = simulate_runs(DESIGN, lambda trial: 100.0, fails=lambda trial: trial.learning_rate > 1e-4)
     tried = {run.learning_rate for run in runs if run.batch_tokens == 4096}
     assert tried == {1e-3, 5e-4, 2.5e-4, 1.25e-4}, "an eighth of the rule's is the least that is tried"
-    slow = played(DESIGN, lambda trial: 5000.0 if trial.learning_rate < 3e-3 else 100.0)
+    slow = simulate_runs(DESIGN, lambda trial: 5000.0 if trial.learning_rate < 3e-3 else 100.0)
     assert 4e-3 in {run.learning_rate for run in slow if run.batch_tokens == 4096 and run.steps}
 
 
 def test_given_rates_are_tried_and_no_others() -> None:
     design = replace(DESIGN, learning_rates=(1e-3, 3e-3))
-    runs = played(design, best_at(1e-3))
+    runs = simulate_runs(design, best_at(1e-3))
     assert {run.learning_rate for run in runs} == {1e-3, 3e-3}
     assert sum(run.seed > 0 for run in runs) == 2 * 2
 
 
 def test_finished_runs_are_not_run_again() -> None:
-    runs = played(DESIGN, best_at(1e-3))
+    runs = simulate_runs(DESIGN, best_at(1e-3))
     for done in range(len(runs)):
         again = list(DESIGN.next_trials(runs[:done]))
         keys = {(run.batch_tokens, run.learning_rate, run.seed) for run in runs[:done]}

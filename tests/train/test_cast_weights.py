@@ -172,7 +172,7 @@ def test_amax_of_a_weight_is_taken_once_a_step(monkeypatch: pytest.MonkeyPatch) 
 
 def test_gathered_weights_are_cast_in_their_products() -> None:
     """Each gather is read once in each order of dims: nothing would be saved, and memory would be taken."""
-    plan = planned("fp8_blockwise", Layout(fsdp=2, zero_stage=3, micro_batch_seqs=SEQS))
+    plan = make_plan("fp8_blockwise", Layout(fsdp=2, zero_stage=3, micro_batch_seqs=SEQS))
     instance = engine_instance(plan, TrainingRecipe(steps=1))
     engine = TrainingEngine(instance, TrainingRecipe(steps=1), lone_rank_world(instance.mesh, 0))
     assert not any(layer.casts for layer in engine.model.layers)
@@ -240,7 +240,7 @@ def chip_of(precision: str) -> str:
     return "b200" if precision == "nvfp4" else "h100"
 
 
-def planned(precision: str, layout: Layout, model: dict[str, Any] = WIDE) -> Plan:
+def make_plan(precision: str, layout: Layout, model: dict[str, Any] = WIDE) -> Plan:
     num_seqs = layout.num_replicas * layout.micro_batch_seqs * MICRO_BATCHES
     job = Job(global_batch_tokens=num_seqs * 64, seq_len=64, loss="in_place", precision=precision)
     return plan_layout(
@@ -268,7 +268,7 @@ def runs(precision: str, case: str) -> bool:
 @pytest.mark.parametrize(("precision", "case"), [pair for pair in itertools.product(RECIPES, LAYOUTS) if runs(*pair)])
 def test_casts_take_the_memory_that_is_planned(precision: str, case: str) -> None:
     model, layout = LAYOUTS[case]
-    plan, recipe = planned(precision, layout, model), TrainingRecipe(steps=1)
+    plan, recipe = make_plan(precision, layout, model), TrainingRecipe(steps=1)
     rehearsal = compare_rehearsal(plan, recipe, rehearse_rank(plan, recipe, 0))
     assert rehearsal.collectives.equal
     (parameters,) = (term for term in rehearsal.terms if term.name == "parameters")
@@ -283,7 +283,7 @@ def test_casts_take_the_memory_that_is_planned(precision: str, case: str) -> Non
 
 def test_the_update_has_the_time_of_the_casts_and_no_pass_has() -> None:
     """bf16 weights: 2 bytes read and two orders of one byte written, of each weight of a block's products, once a step."""
-    plan = planned("fp8_current", Layout())
+    plan = make_plan("fp8_current", Layout())
 
     def casts_s(weight_casts: WeightCasts) -> tuple[dict[str, float], InstructionPricer]:
         policy = IssuePolicy(casts="in_products", weight_casts=weight_casts)

@@ -335,7 +335,7 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
         load_tensors(tmp_path / "step-00000001", "master.")
 
 
-def restored(folder: Path) -> tuple[int | None, dict[str, Any], dict[int, str]]:
+def restore_latest(folder: Path) -> tuple[int | None, dict[str, Any], dict[int, str]]:
     """Return the step and state that a run resumes from, and the messages about damaged checkpoints."""
     target = state(0.0)
     with Checkpointer(folder, keep=3) as reader:
@@ -371,25 +371,25 @@ def test_restore_takes_the_newest_undamaged_checkpoint(
 ) -> None:
     path = save(tmp_path, 10, 20, 30, keep=3)
     damage(path)
-    step, target, damaged = restored(tmp_path)
+    step, target, damaged = restore_latest(tmp_path)
     assert (step, target["model.a"].values.tolist()) == (20, [20.0, 2.0])
     assert list(damaged) == [30]
     assert re.search(fault, damaged[30])
     assert names(tmp_path) == {"step-00000010", "step-00000020", "step-00000030.damaged"}
-    assert restored(tmp_path)[::2] == (20, {}), "it is set aside, and not met again"
+    assert restore_latest(tmp_path)[::2] == (20, {}), "it is set aside, and not met again"
     save(tmp_path, 30, keep=3)
-    assert restored(tmp_path)[0] == 30
+    assert restore_latest(tmp_path)[0] == 30
 
 
 def test_without_any_checkpoint_that_can_be_read_nothing_is_begun(tmp_path: Path) -> None:
-    assert restored(tmp_path)[0] is None
+    assert restore_latest(tmp_path)[0] is None
     save(tmp_path, 10, 20)
     for name in ("step-00000010", "step-00000020"):
         flip(tmp_path / name / "rank-00000.bin")
     with pytest.raises(
         DamagedFileError, match=r"step-00000020.*\n.*step-00000010.*\nno checkpoint of the run can be read"
     ):
-        restored(tmp_path)
+        restore_latest(tmp_path)
     assert names(tmp_path) == {"step-00000010", "step-00000020"}
 
 

@@ -32,7 +32,7 @@ def state() -> dict[str, Any]:
     }
 
 
-def saved(folder: Path) -> Path:
+def save_state(folder: Path) -> Path:
     with Checkpointer(folder, keep=1) as writer:
         writer.save(7, state())
     return folder / "step-00000007"
@@ -49,7 +49,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object], seal: bool = Tr
 
 
 def test_the_manifest_says_where_every_box_lies(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+    path = save_state(tmp_path)
     payload = json.loads((path / "checkpoint.json").read_text())
     file = checksum_file(path / "rank-00000.bin")
     assert payload == add_checksum(
@@ -87,7 +87,7 @@ def test_the_manifest_says_where_every_box_lies(tmp_path: Path) -> None:
     ],
 )
 def test_a_manifest_that_has_changed_is_damaged(tmp_path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = saved(tmp_path)
+    path = save_state(tmp_path)
     change(path, edit, seal=False)
     with pytest.raises(DamagedFileError, match=r"checkpoint\.json (is damaged|has no CRC-32)"):
         load(path, state())
@@ -98,15 +98,18 @@ def first_part(payload: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def renamed(payload: dict[str, Any], name: str) -> None:
+def rename_file(payload: dict[str, Any], name: str) -> None:
     payload["files"] = {name: payload["files"].pop("rank-00000.bin")}
     for tensor in payload["tensors"].values():
         tensor["parts"][0]["file"] = name
 
 
 STRANGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "a file elsewhere": (lambda payload: renamed(payload, "../../secret.bin"), "a file is called '../../secret.bin'"),
-    "an absolute path": (lambda payload: renamed(payload, "/etc/passwd"), "a file is called '/etc/passwd'"),
+    "a file elsewhere": (
+        lambda payload: rename_file(payload, "../../secret.bin"),
+        "a file is called '../../secret.bin'",
+    ),
+    "an absolute path": (lambda payload: rename_file(payload, "/etc/passwd"), "a file is called '/etc/passwd'"),
     "a part of no file": (
         lambda payload: first_part(payload).update(file="rank-00001.bin"),
         "at byte 0 of 'rank-00001.bin'",
@@ -129,7 +132,7 @@ STRANGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.mark.parametrize("contradiction", STRANGE)
 def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, contradiction: str) -> None:
-    path = saved(tmp_path)
+    path = save_state(tmp_path)
     edit, fault = STRANGE[contradiction]
     change(path, edit)
     with pytest.raises(DamagedFileError, match=fault):
@@ -167,7 +170,7 @@ class Stranger:
         return os.mkdir, (str(self.path),)
 
 
-def forged(folder: Path, name: str, content: bytes) -> Path:
+def forge_checkpoint(folder: Path, name: str, content: bytes) -> Path:
     """Return the older checkpoint with a forged file in it and matching checksums."""
     path = folder / OLDER.name
     shutil.copytree(OLDER, path)
@@ -181,7 +184,7 @@ def forged(folder: Path, name: str, content: bytes) -> Path:
 
 def test_a_forged_metadata_file_runs_no_code(tmp_path: Path) -> None:
     created = tmp_path / "made"
-    path = forged(tmp_path, ".metadata", pickle.dumps({"state_dict_metadata": Stranger(created)}))
+    path = forge_checkpoint(tmp_path, ".metadata", pickle.dumps({"state_dict_metadata": Stranger(created)}))
     with pytest.raises(
         InputError, match=r"\.metadata is not what was written: it asks for posix\.mkdir, which no checkpoint needs"
     ):
@@ -195,7 +198,7 @@ def test_a_forged_element_file_runs_no_code(tmp_path: Path) -> None:
     created = tmp_path / "made"
     whole_file = (OLDER / "__0_0.distcp").read_bytes()
     content = pickle.dumps(Stranger(created), protocol=2)
-    path = forged(tmp_path, "__0_0.distcp", content + whole_file[len(content) :])
+    path = forge_checkpoint(tmp_path, "__0_0.distcp", content + whole_file[len(content) :])
     with pytest.raises(InputError, match=r"__0_0\.distcp is not what was written"):
         load(path, older())
     assert not created.exists()
@@ -213,11 +216,11 @@ def test_a_forged_element_file_runs_no_code(tmp_path: Path) -> None:
 )
 def test_changed_metadata_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
     with pytest.raises(DamagedFileError, match=fault):
-        load(forged(tmp_path, ".metadata", content), older())
+        load(forge_checkpoint(tmp_path, ".metadata", content), older())
 
 
 def test_files_of_an_older_manifest_lie_beside_it(tmp_path: Path) -> None:
-    path = forged(tmp_path, ".metadata", (OLDER / ".metadata").read_bytes())
+    path = forge_checkpoint(tmp_path, ".metadata", (OLDER / ".metadata").read_bytes())
     change(path, lambda payload: payload["files"].update({"../x": {"bytes": 1, "crc32": 1}}), seal=False)
     with pytest.raises(DamagedFileError, match=r"a file is called '\.\./x'"):
         load(path, older())

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from train import in_float64
-from train.float64 import DENSE, SAME, planned
+from train.float64 import DENSE, SAME, make_plan
 from train.float64 import host as cluster_of
-from train.launching import Launched, copied, parent_of, pids_of, started_by_torchrun
+from train.launching import Launched, launch_copy, parent_of, pids_of, started_by_torchrun
 from train.stand_in import small_plan, write_inputs
 
 from shardwise.hardware.cluster_loading import load_cluster, resize_cluster
@@ -46,7 +46,7 @@ ELASTIC = ["--checkpoint-every", "5", "--elastic"]
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> StepLog:
     """Return the same run on one process without interruptions."""
     place = tmp_path_factory.mktemp("alone")
-    assert rank_main([*write_inputs(place, planned(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
+    assert rank_main([*write_inputs(place, make_plan(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
     return read_log(place / "run" / "log.jsonl")
 
 
@@ -66,9 +66,9 @@ def until_step(run: Launched, out: RunFolder, step: int) -> None:
 
 
 def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, uninterrupted: StepLog) -> None:
-    flags = [*write_inputs(tmp_path, planned(DENSE, Layout(dp=2, tp=2, micro_batch_seqs=2), 8)), *USUAL, *ELASTIC]
+    flags = [*write_inputs(tmp_path, make_plan(DENSE, Layout(dp=2, tp=2, micro_batch_seqs=2), 8)), *USUAL, *ELASTIC]
     out = RunFolder(Path(flags[4]))
-    run = copied(in_float64.main, flags)
+    run = launch_copy(in_float64.main, flags)
     until_step(run, out, 8)
     os.kill(pids_of(out.path)[1], signal.SIGKILL)
     assert run.ended() == 0, run.err
@@ -106,7 +106,7 @@ def free_port() -> int:
 @pytest.mark.matrix  # two minutes, most of them torchrun's waits
 def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, uninterrupted: StepLog) -> None:
     flags = [
-        *write_inputs(tmp_path, planned(DENSE, Layout(fsdp=4, zero_stage=3, micro_batch_seqs=1), 8)),
+        *write_inputs(tmp_path, make_plan(DENSE, Layout(fsdp=4, zero_stage=3, micro_batch_seqs=1), 8)),
         *USUAL,
         *ELASTIC,
     ]

@@ -25,7 +25,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def routed(logits: Tensor, num_chosen: int = K, bias: Tensor | None = None, *, normalised: bool = True) -> TokenRouting:
+def route(logits: Tensor, num_chosen: int = K, bias: Tensor | None = None, *, normalised: bool = True) -> TokenRouting:
     return route_tokens(logits, num_chosen, torch.zeros(E) if bias is None else bias, normalised=normalised)
 
 
@@ -34,7 +34,7 @@ def gates_by_hand(logits: Tensor, choices: Tensor, *, normalised: bool) -> Tenso
     return chosen / chosen.sum(dim=-1, keepdim=True) if normalised else chosen
 
 
-def uneven() -> Tensor:
+def uneven_logits() -> Tensor:
     """Logits by which one expert gets all tokens and another none."""
     logits = random(B, T, E)
     logits[..., 3] += 20.0
@@ -45,7 +45,7 @@ def uneven() -> Tensor:
 @pytest.mark.parametrize("normalised", [True, False])
 def test_gates_are_shares_of_the_chosen_experts(normalised: bool) -> None:
     logits = random(B, T, E)
-    routing = routed(logits, normalised=normalised)
+    routing = route(logits, normalised=normalised)
     shares = logits.flatten(0, 1).softmax(dim=-1)
     largest, chosen = shares.topk(K)
     assert torch.equal(routing.choices, chosen)
@@ -58,7 +58,7 @@ def test_gates_are_shares_of_the_chosen_experts(normalised: bool) -> None:
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
 def test_an_expert_takes_the_first_rows_up_to_its_capacity(factor: float) -> None:
     logits, capacity = random(B, T, E), math.ceil(N * K / E * factor)
-    every = routed(logits)
+    every = route(logits)
     routing = route_tokens(logits, K, torch.zeros(E), normalised=True, capacity_factor=factor)
     assert routing.sizes == [min(size, capacity) for size in every.sizes]
     kept = torch.cat([part[:capacity] for part in every.order.split(every.sizes)])
@@ -105,9 +105,9 @@ class Alike:
         whole.copy_(torch.cat(padded))
 
 
-@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven_logits()], ids=["even", "uneven"])
 def test_ranks_with_the_same_tokens_have_the_rows_of_their_own_experts(logits: Tensor) -> None:
-    routing, rows, places = routed(logits), random(N * K, D), range(3)
+    routing, rows, places = route(logits), random(N * K, D), range(3)
     shares: list[Any] = [LocalExpertRows(None, ("tp",), routing, place, 3) for place in places]  # type: ignore[arg-type]
     parts = [share.local_part(rows) for share in shares]
     assert torch.equal(torch.cat(parts), rows)
@@ -121,7 +121,7 @@ def test_ranks_with_the_same_tokens_have_the_rows_of_their_own_experts(logits: T
 
 
 def test_rows_are_in_the_order_of_their_experts() -> None:
-    routing = routed(random(B, T, E))
+    routing = route(random(B, T, E))
     owners = routing.choices.flatten()[routing.order]
     assert owners.tolist() == sorted(owners.tolist())
     assert all(part.tolist() == sorted(part.tolist()) for part in routing.order.split(routing.sizes))
@@ -141,7 +141,7 @@ def test_scores_and_gates_are_in_float32() -> None:
 def test_the_gradient_of_the_logits_is_that_of_the_gates_and_the_penalty(normalised: bool) -> None:
     """The penalty is what a loss adds to the gradient of each token's scores; a bias of the choice has no part in it."""
     logits, dgates, penalty = random(B, T, E).requires_grad_(), random(N, K, seed=1), random(E, seed=2)
-    routing = routed(logits.detach(), bias=torch.linspace(0.0, 0.3, E), normalised=normalised)
+    routing = route(logits.detach(), bias=torch.linspace(0.0, 0.3, E), normalised=normalised)
     gates = gates_by_hand(logits, routing.choices, normalised=normalised)
     penalised = (logits.softmax(dim=-1) * penalty).sum()
     for loss, penalty_gradient in (((gates * dgates).sum(), None), ((gates * dgates).sum() + penalised, penalty)):
@@ -149,10 +149,10 @@ def test_the_gradient_of_the_logits_is_that_of_the_gates_and_the_penalty(normali
         torch.testing.assert_close(experts.route_gradient(dgates, routing, penalty_gradient, torch.float64), expected)
 
 
-@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven_logits()], ids=["even", "uneven"])
 def test_dispatch_and_combine_have_their_transposes(logits: Tensor) -> None:
     """Against autograd of each token's rows by hand."""
-    routing = routed(logits)
+    routing = route(logits)
     y, rows, dy = random(B, T, D).requires_grad_(), random(N * K, D, seed=1), random(B, T, D, seed=2)
     sent = y.flatten(0, 1)[:, None].expand(-1, K, -1).flatten(0, 1)[routing.order]
     torch.testing.assert_close(experts.dispatch(y.detach(), routing), sent.detach(), rtol=0, atol=0)
@@ -170,7 +170,7 @@ def test_dispatch_and_combine_have_their_transposes(logits: Tensor) -> None:
 @pytest.mark.parametrize("kind", ["swiglu", "relu"])
 def test_no_row_is_dropped_however_uneven_the_choice(kind: str) -> None:
     """Against every expert over every token, weighted; one expert gets all tokens, others none."""
-    y, routing = random(B, T, D, seed=1), routed(uneven())
+    y, routing = random(B, T, D, seed=1), route(uneven_logits())
     assert routing.counts[3] == N
     assert routing.counts[0] == 0
     gate, up, down = (random(E, M, D, seed=seed) for seed in (2, 3, 4))
@@ -189,10 +189,10 @@ def test_no_row_is_dropped_however_uneven_the_choice(kind: str) -> None:
     torch.testing.assert_close(actual, torch.einsum("bte,bted->btd", weights, out))
 
 
-@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven_logits()], ids=["even", "uneven"])
 def test_products_of_experts_have_their_gradients(logits: Tensor) -> None:
     """Written anew, or added to what is there; an expert without rows has none."""
-    routing = routed(logits)
+    routing = route(logits)
     rows, weight = random(N * K, D).requires_grad_(), random(E, D, M, seed=1).requires_grad_()
     dy, initial = random(N * K, M, seed=2), random(E, D, M, seed=3)
     parts = zip(rows.split(routing.sizes), weight, strict=True)
@@ -210,7 +210,7 @@ def test_products_of_experts_have_their_gradients(logits: Tensor) -> None:
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven_logits()], ids=["even", "uneven"])
 def test_grouped_product_equals_the_products_of_each_expert(
     logits: Tensor, dtype: torch.dtype, tolerance: float, add: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +222,7 @@ def test_grouped_product_equals_the_products_of_each_expert(
         return grouped_mm(*operands, **options)
 
     monkeypatch.setattr(torch.nn.functional, "grouped_mm", counted)
-    wide, routing = 16, routed(logits)
+    wide, routing = 16, route(logits)
     rows, weight, dy = (
         random(*shape, seed=seed).to(dtype)
         for seed, shape in enumerate(((N * K, D), (E, D, wide), (N * K, wide)), start=1)
@@ -291,11 +291,11 @@ def balancer(kind: Any, *summands: Tensor, biases: dict[int, Tensor] | None = No
 
 
 def test_the_auxiliary_loss_is_one_a_layer_when_all_experts_are_alike_and_e_when_one_has_all() -> None:
-    alike = routed(torch.zeros(B, T, E, dtype=torch.float64))
+    alike = route(torch.zeros(B, T, E, dtype=torch.float64))
     assert losses(alike, alike)[0].item() == pytest.approx(2.0)
     all_to_one = torch.zeros(B, T, E, dtype=torch.float64)
     all_to_one[..., 1] = 50.0
-    assert losses(routed(all_to_one, 1))[0].item() == pytest.approx(E)
+    assert losses(route(all_to_one, 1))[0].item() == pytest.approx(E)
 
 
 def loss_by_hand(logits: Tensor, routing: TokenRouting) -> Tensor:
@@ -305,7 +305,7 @@ def loss_by_hand(logits: Tensor, routing: TokenRouting) -> Tensor:
 
 def test_the_auxiliary_loss_has_its_gradient_by_each_tokens_probabilities() -> None:
     logits = [random(B, T, E, seed=seed).requires_grad_() for seed in (0, 1)]
-    routings = [routed(rank_logits.detach()) for rank_logits in logits]
+    routings = [route(rank_logits.detach()) for rank_logits in logits]
     loss, penalties = losses(*routings)
     expected = sum(loss_by_hand(rank_logits, routing) for rank_logits, routing in zip(logits, routings, strict=True))
     torch.testing.assert_close(loss, expected.detach())
@@ -318,7 +318,7 @@ def test_the_auxiliary_loss_has_its_gradient_by_each_tokens_probabilities() -> N
 def test_the_auxiliary_loss_over_halves_of_a_batch_is_that_of_the_whole() -> None:
     """Processes add their sums up; each one's penalty then gives the gradient of its own tokens."""
     logits = random(B, T, E)
-    whole, halves = routed(logits), [routed(half) for half in logits.chunk(2)]
+    whole, halves = route(logits), [route(half) for half in logits.chunk(2)]
     nothing, gradients = torch.zeros(N // 2, K, dtype=torch.float64), []
     for half, other_half in (halves, halves[::-1]):
         half_balancer = balancer("auxiliary", sums(other_half)[:, None])
@@ -333,7 +333,7 @@ def test_the_auxiliary_loss_over_halves_of_a_batch_is_that_of_the_whole() -> Non
 
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
     """And penalties are shares of it, each for its router."""
-    first, second = (routed(random(B, T, E, seed=seed)) for seed in (0, 1))
+    first, second = (route(random(B, T, E, seed=seed)) for seed in (0, 1))
     experts_balancer = balancer("auxiliary")
     experts_balancer.begin_step()
     for routing in (first, second):
@@ -352,7 +352,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
 @pytest.mark.parametrize("kind", ["bias", "none"])
 def test_without_an_auxiliary_loss_there_are_no_penalties(kind: str) -> None:
     """Rows are counted on each process alone, and by bias added up at the end of the step."""
-    local, remote = (routed(random(B, T, E, seed=seed)) for seed in (0, 1))
+    local, remote = (route(random(B, T, E, seed=seed)) for seed in (0, 1))
     biases = {1: torch.zeros(E)}
     local_balancer = balancer(kind, remote.counts[None], biases=biases)
     assert local_balancer.penalties({1: sums(local)}, 1) == {}
@@ -384,10 +384,10 @@ def test_the_balance_bias_evens_the_counts_out_and_leaves_the_gates() -> None:
     logits = random(B, T, E)
     logits[..., 2] += 2.0
     bias = torch.zeros(E)
-    first = routed(logits, bias=bias, normalised=False)
+    first = route(logits, bias=bias, normalised=False)
     for _ in range(400):
-        adjust_bias(bias, routed(logits, bias=bias, normalised=False).counts, 1e-3)
-    last = routed(logits, bias=bias, normalised=False)
+        adjust_bias(bias, route(logits, bias=bias, normalised=False).counts, 1e-3)
+    last = route(logits, bias=bias, normalised=False)
     mean = N * K / E
     assert (first.counts - mean).abs().max() > mean
     assert (last.counts - mean).abs().max() < 0.35 * mean

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from train.writers import Alive, Killed, dies, saved
+from train.writers import Alive, Killed, dies, save_in_parts
 
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
@@ -34,7 +34,7 @@ def test_export_holds_at_most_two_tensors(
     dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = initial_weights(MODEL, 1)
-    path, count, read = saved(tmp_path / "run", weights, BIASES), [0], OpenCheckpoint.read
+    path, count, read = save_in_parts(tmp_path / "run", weights, BIASES), [0], OpenCheckpoint.read
 
     def counted(self: OpenCheckpoint, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
         values = read(self, name, shape, box)
@@ -65,7 +65,11 @@ def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch
     from shardwise.run.checkpoints.manifest import Schema2Files, TensorChunk
 
     weights = initial_weights(MODEL, 1)
-    path, opened, elements = saved(tmp_path / "run", weights, BIASES, MODEL.num_experts), [0], Schema2Files.read_chunk
+    path, opened, elements = (
+        save_in_parts(tmp_path / "run", weights, BIASES, MODEL.num_experts),
+        [0],
+        Schema2Files.read_chunk,
+    )
 
     def counted(self: Schema2Files, part: TensorChunk, dtype: torch.dtype) -> torch.Tensor:
         opened[0] += part.box.volume
@@ -87,7 +91,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     where: dict[str, tuple[Any, str]] = {
         "write": (OpenCheckpoint, "read"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "unlink": (Path, "unlink"),
     }  # fmt: skip
-    path, outcomes, num_calls = saved(tmp_path / "run", new, BIASES), set(), 0
+    path, outcomes, num_calls = save_in_parts(tmp_path / "run", new, BIASES), set(), 0
     while True:
         save_hf(old, tmp_path / "hf", seq_len=16)
         with monkeypatch.context() as patch:

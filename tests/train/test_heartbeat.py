@@ -266,15 +266,15 @@ def test_a_store_that_does_not_answer_is_said_by_one_rank(
     assert watched.codes[0] == 143, "with no store nobody can say who is silent"
 
 
-def failed(awaits: str) -> LostRankError:
+def fail_waiting(awaits: str) -> LostRankError:
     with pytest.raises(LostRankError) as error, wait_for_ranks(awaits):
         raise RuntimeError("Connection closed by peer\nand a long story")
     return error.value
 
 
-def parting(meeting: Rendezvous, **more: Any) -> BaseException:
+def end_with_report(meeting: Rendezvous, **more: Any) -> BaseException:
     with pytest.raises((LostRankError, SystemExit)) as ended:
-        exit_with_report(meeting, failed("AllReduce over dp"), "this remains", **more)
+        exit_with_report(meeting, fail_waiting("AllReduce over dp"), "this remains", **more)
     return ended.value
 
 
@@ -284,13 +284,13 @@ def test_the_first_that_has_lost_another_says_so_and_where_others_were() -> None
     keys = PrefixStore("shardwise", first.store)
     for rank, awaits in enumerate(("AllReduce over dp", "AllReduce over dp", "")):
         keys.set(heartbeat_key(rank), beat(3, awaits, "step 12").dump())
-    error = parting(first)
+    error = end_with_report(first)
     assert isinstance(error, LostRankError)
     assert str(error) == (
         "rank 0: step 13: AllReduce over dp failed after 0 s (Connection closed by peer); rank 2 (process 102 on node) was last "
         "in step 12; this remains"
     )
-    quiet = parting(second)
+    quiet = end_with_report(second)
     assert isinstance(quiet, SystemExit)
     assert quiet.code == 4
 
@@ -301,14 +301,14 @@ def test_a_silent_rank_that_waited_for_the_same_in_an_earlier_step_is_named() ->
     keys.set(heartbeat_key(0), beat(9, "AllReduce over dp", "step 13").dump())
     keys.set(heartbeat_key(1), beat(3, "AllReduce over dp", "step 12").dump())
     keys.set("silent", "[1]")  # as the rank says that reports
-    assert "rank 1 (process 101 on node) was last in step 12: AllReduce over dp" in str(parting(meeting))
+    assert "rank 1 (process 101 on node) was last in step 12: AllReduce over dp" in str(end_with_report(meeting))
 
 
 def test_ranks_that_lose_a_reported_rank_end_with_its_code() -> None:
     meeting = meeting_of(0, 2)
     record_exit(meeting, 2)
     record_exit(meeting, 3)
-    quiet = parting(meeting)
+    quiet = end_with_report(meeting)
     assert isinstance(quiet, SystemExit)
     assert quiet.code == 2
 
@@ -326,7 +326,7 @@ def test_ranks_that_lose_a_failed_rank_end_with_its_code(error: BaseException, c
     world = cast(RankGroup, SimpleNamespace(size=2, rendezvous=meeting))
     with pytest.raises((type(error), InputError)), guard_run(world, TrainingRecipe(steps=1), StopRequest(), str):
         raise error
-    quiet = parting(Rendezvous(1, meeting.peers, meeting.store))
+    quiet = end_with_report(Rendezvous(1, meeting.peers, meeting.store))
     assert isinstance(quiet, SystemExit)
     assert quiet.code == code
 
@@ -337,7 +337,7 @@ def test_under_our_launcher_the_launcher_reports(monkeypatch: pytest.MonkeyPatch
     keys = PrefixStore("shardwise", meeting.store)
     for rank in range(2):
         keys.set(heartbeat_key(rank), beat(3, "AllReduce over dp").dump())
-    assert isinstance(parting(meeting), SystemExit)
+    assert isinstance(end_with_report(meeting), SystemExit)
     assert (
         keys.get("lost")
         == b"rank 0: step 13: AllReduce over dp failed after 0 s (Connection closed by peer); this remains"
@@ -351,7 +351,7 @@ def test_without_a_store_only_one_rank_reports(
     rank: int, agent: str, reports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-    assert isinstance(parting(meeting_of(rank, 3), store_is_silent=True), LostRankError) == reports
+    assert isinstance(end_with_report(meeting_of(rank, 3), store_is_silent=True), LostRankError) == reports
 
 
 def test_a_wait_says_what_it_is_for_and_ends_as_a_lost_rank() -> None:
@@ -360,7 +360,7 @@ def test_a_wait_says_what_it_is_for_and_ends_as_a_lost_rank() -> None:
     with wait_for_ranks("AllGather over tp"):
         assert str(activity()) == "step 13: AllGather over tp"
     assert str(activity()) == "step 13"
-    assert failed("AllGather over tp").awaits == "AllGather over tp"
+    assert fail_waiting("AllGather over tp").awaits == "AllGather over tp"
     with pytest.raises(ValueError, match="of the caller"), wait_for_ranks("x"):
         raise ValueError("of the caller")
     assert str(activity()) == "step 13"

@@ -36,7 +36,7 @@ class OperationLog(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def dispatched(engine: TrainingEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def list_operations(engine: TrainingEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the operations of a step of two micro-batches before it ends, when the host reads one tensor."""
     log = OperationLog()
     read_outcome, names = engine._read_outcome, list[str]()
@@ -56,7 +56,7 @@ def dispatched(engine: TrainingEngine, monkeypatch: pytest.MonkeyPatch) -> list[
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mxfp8", "fp8_delayed"])
 def test_no_value_is_read_before_the_end_of_a_step(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With clipping, and in fp16 with a scaled loss."""
-    names = dispatched(engine_of(RECIPE, DENSE, precision), monkeypatch)
+    names = list_operations(engine_of(RECIPE, DENSE, precision), monkeypatch)
     assert len(names) > 100
     assert [name for name in names if name in WAITS] == []
 
@@ -64,7 +64,7 @@ def test_no_value_is_read_before_the_end_of_a_step(precision: str, monkeypatch: 
 def test_experts_of_one_device_wait_for_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grouped product of PyTorch, as on a GPU in bf16, makes the host wait for nothing."""
     monkeypatch.setattr(experts, "has_grouped_kernel", lambda rows, weight: True)
-    names = dispatched(engine_of(RECIPE, MOE, "bf16"), monkeypatch)
+    names = list_operations(engine_of(RECIPE, MOE, "bf16"), monkeypatch)
     assert "_grouped_mm" in names
     assert [name for name in names if name in WAITS] == []
 

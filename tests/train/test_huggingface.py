@@ -269,7 +269,7 @@ PREDICTING = {
 }
 
 
-def predicting(name: str) -> ModelWeights:
+def make_predicting_model(name: str) -> ModelWeights:
     """A model of a family with two modules of multi-token prediction and random weights."""
     kind, settings = PREDICTING[name]
     activation = {FAMILIES[kind].activation: "gelu_pytorch_tanh" if kind.startswith("gemma") else "silu"}
@@ -287,7 +287,7 @@ def test_multi_token_prediction_is_written_and_read(name: str, tmp_path: Path) -
     """The same weights to the bit; transformers reads the model that predicts the next token."""
     import transformers
 
-    weights = predicting(name)
+    weights = make_predicting_model(name)
     save_hf(weights, tmp_path, seq_len=64, model_type=PREDICTING[name][0])
     again = load_hf(tmp_path)
     assert dataclasses.replace(again.architecture, name=weights.architecture.name) == weights.architecture
@@ -300,7 +300,7 @@ def test_multi_token_prediction_is_written_and_read(name: str, tmp_path: Path) -
 
 def test_modules_are_stored_as_those_of_deepseek_v3(tmp_path: Path) -> None:
     """Behind the three layers, with copies of what they borrow; files without these are read too."""
-    weights = predicting("llama")
+    weights = make_predicting_model("llama")
     save_hf(weights, tmp_path, seq_len=64)
     stored, ours = load_file(tmp_path / "model.safetensors"), weights.tensors
     module_names = {f"{norm}.weight" for norm in ("enorm", "hnorm", "shared_head.norm")} | {"eh_proj.weight"}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from train.launching import FOREVER_S, launched
+from train.launching import FOREVER_S, launch_ranks
 from train.stand_in import parts, small_plan, write_inputs
 
 from shardwise.records.run_folder import read_json
@@ -23,9 +23,9 @@ from shardwise.run.machine_resources import set_threads
 from shardwise.train import rank_main
 
 
-def ran(flags: Sequence[str], ranks: int = 2, **environment: str) -> tuple[int, str, str]:
+def run_launch(flags: Sequence[str], ranks: int = 2, **environment: str) -> tuple[int, str, str]:
     """Exit code, output and errors of a run."""
-    run = launched(flags, ranks, **environment)
+    run = launch_ranks(flags, ranks, **environment)
     return run.ended(), run.out, run.err + "\n" if run.lines else ""
 
 
@@ -35,7 +35,7 @@ def inputs(tmp_path: Path) -> list[str]:
 
 
 def test_two_ranks_train_as_one_process(inputs: list[str], tmp_path: Path) -> None:
-    code, out, err = ran(inputs)
+    code, out, err = run_launch(inputs)
     assert (code, out) == (0, ""), err
     assert "Traceback" not in err
     (tmp_path / "one").mkdir()
@@ -54,17 +54,17 @@ def test_two_ranks_train_as_one_process(inputs: list[str], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_an_error_of_one_rank_ends_all(inputs: list[str], rank: str) -> None:
-    code, out, err = ran(inputs, STAND_IN_REFUSES=rank)
+    code, out, err = run_launch(inputs, STAND_IN_REFUSES=rank)
     assert (code, out, err) == (2, "", f"error: rank {rank} refuses\n")
     assert not Path(inputs[4]).exists()
 
 
 def test_an_error_of_all_ranks_is_printed_once(inputs: list[str]) -> None:
-    code, _, err = ran(inputs, 3)
+    code, _, err = run_launch(inputs, 3)
     assert code == 2
     assert err.count("error:") == 1
     assert re.fullmatch(r"error: world size: found 3 processes; the plan .* is of 2 devices: .*\n", err)
-    code, _, err = ran([*inputs, "--seed", "x"])
+    code, _, err = run_launch([*inputs, "--seed", "x"])
     assert (code, err.count("error:"), err.count("\n")) == (2, 1, 1)
     assert err.startswith("error: --seed: found 'x'")
 
@@ -80,7 +80,7 @@ def test_with_json_an_error_is_one_line_of_it(
     inputs: list[str], environment: dict[str, str], code: int, problem: str
 ) -> None:
     """Said by a rank, or by the launcher of ranks that could not."""
-    exit_code, out, err = ran([*inputs, "--json"], **environment)
+    exit_code, out, err = run_launch([*inputs, "--json"], **environment)
     payload = json.loads(next(line for line in err.splitlines() if line.startswith("{")))
     assert (exit_code, out, payload["schema"]) == (code, "", "shardwise.error/1")
     assert payload["error"]["exit_code"] == code
@@ -99,7 +99,7 @@ def test_with_json_an_error_is_one_line_of_it(
 def test_a_launcher_that_is_asked_to_stop_ends_its_ranks_with_a_checkpoint(
     inputs: list[str], send: Callable[[int, int], None], number: int, code: int
 ) -> None:
-    run = launched([*inputs, "--steps", "400"], STAND_IN_PAUSE_S="0.1")
+    run = launch_ranks([*inputs, "--steps", "400"], STAND_IN_PAUSE_S="0.1")
     log = Path(inputs[4]) / "log.jsonl"
     run.says("step 1/400")
     send(run.process.pid, number)
@@ -129,7 +129,7 @@ def test_a_request_before_the_first_step_ends_the_process_of_a_rank_alone(
 
 
 def test_a_rank_that_dies_is_named(inputs: list[str]) -> None:
-    code, _, err = ran(inputs, STAND_IN_PAUSE_S="no number")
+    code, _, err = run_launch(inputs, STAND_IN_PAUSE_S="no number")
     assert code == 1
     assert re.search(r"^error: rank [01] ended with exit code 1$", err, re.MULTILINE)
 
@@ -234,6 +234,6 @@ def test_a_store_that_cannot_be_served_ends_the_ranks(
 
 def test_a_rank_killed_in_the_start_is_named(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As `shardwise train` does: the other rank waits for it where all meet, for minutes."""
-    run = launched(inputs, STAND_IN_DIES_IN_START="1")
+    run = launch_ranks(inputs, STAND_IN_DIES_IN_START="1")
     assert run.ended() == 1
     assert "error: rank 1 ended with SIGKILL; the system may have run out of memory" in run.lines

@@ -181,7 +181,7 @@ def test_sources_that_cannot_be_mixed_are_refused(
         assert part in capsys.readouterr().err
 
 
-def stopping(after: int, number: int) -> type[Bigram]:
+def make_stopping(after: int, number: int) -> type[Bigram]:
     class Stopping(Bigram):
         def train_step(self) -> Any:
             record = super().train_step()
@@ -204,7 +204,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
         before = signal.getsignal(number)
         with monkeypatch.context() as patched:
             if name == "stopped":
-                patched.setattr(stand_in, "Bigram", stopping(7, number))
+                patched.setattr(stand_in, "Bigram", make_stopping(7, number))
             ended = train([*flags, "--steps", "15", "--checkpoint-every", "4"])
         assert signal.getsignal(number) is before
         if name == "stopped":
@@ -219,7 +219,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
 
 
 def test_a_signal_in_the_last_step_stops_nothing(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "Bigram", stopping(5, signal.SIGTERM))
+    monkeypatch.setattr(stand_in, "Bigram", make_stopping(5, signal.SIGTERM))
     assert train([*inputs, "--steps", "5"]) == 0
     assert read_json(Path(inputs[4]) / "summary.json")["held_out_loss"] is not None
 

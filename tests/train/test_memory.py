@@ -67,7 +67,7 @@ def shape(name: str) -> tuple[Architecture, int, int]:
     return Architecture(**{**SMALL, **changed}), num_positions, num_seqs
 
 
-def planned(name: str, policy: str, precision: str, optimizer: str = "adamw") -> Mapping[str, float]:
+def planned_memory(name: str, policy: str, precision: str, optimizer: str = "adamw") -> Mapping[str, float]:
     """Return the planned memory by term for one device."""
     return plan_of(name, policy, precision, optimizer).estimate.memory
 
@@ -86,7 +86,7 @@ def plan_of(name: str, policy: str, precision: str, optimizer: str = "adamw") ->
     return plan_layout(architecture, cluster, job, layout)
 
 
-def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> MeasuredMemory:
+def measure_step(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> MeasuredMemory:
     """Measure a step whose gradients and optimizer state exist before it; with `updated` it ends in an update."""
     architecture, num_positions, num_seqs = shape(name)
     executor = Executor(initial_weights(architecture, 0, dtype), policy)
@@ -115,7 +115,7 @@ def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> Me
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
-    plan, memory = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
+    plan, memory = planned_memory(name, policy, "fp32"), measure_step(name, policy, torch.float32, updated=True)
     for term in ("parameters", "gradients", "optimizer", "activations"):
         assert memory.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
     assert memory.peak_bytes == sum(memory.at_peak.values())
@@ -140,7 +140,7 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     """Two of AdamW, one of Lion, of Muon one of matrices, of Adafactor rows and columns, of AdamW in 8 bits a byte of each and a
     scale of every 256, of Shampoo squares of rows and columns; what formulas make on their way is gone again before the peak."""
     architecture, num_positions, num_seqs = shape("blocks")
-    plan = planned("blocks", "none", "fp32", optimizer)
+    plan = planned_memory("blocks", "none", "fp32", optimizer)
     layout = Layout(micro_batch_seqs=num_seqs)
     instance = RankProgram(
         architecture=architecture, layout=layout, precision=get_precision("fp32"), optimizer=optimizer
@@ -203,10 +203,10 @@ def test_an_inspected_step_counts_what_was_made_with_the_engine(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["small", "deep", "wide", "experts", "equal", "fat"])
 def test_a_step_under_a_budget_holds_what_is_planned(name: str, share: float) -> None:
     """A budget keeps a share of what could be kept, and no more."""
-    smallest, largest = (planned(name, policy, "fp32")["activations"] for policy in ("full", "none"))
+    smallest, largest = (planned_memory(name, policy, "fp32")["activations"] for policy in ("full", "none"))
     budget = smallest + share * (largest - smallest)
     plan = plan_of(name, f"budget:{budget / 1e6:.6f}MB", "fp32")
-    terms, memory = plan.estimate.memory, measured(name, plan.layout.recompute, torch.float32, updated=True)
+    terms, memory = plan.estimate.memory, measure_step(name, plan.layout.recompute, torch.float32, updated=True)
     assert smallest < terms["activations"] <= budget
     assert memory.largest["activations"] == pytest.approx(terms["activations"], rel=0.02)
     assert memory.peak_bytes == pytest.approx(sum(terms.values()), rel=0.02)
@@ -215,7 +215,7 @@ def test_a_step_under_a_budget_holds_what_is_planned(name: str, share: float) ->
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", FEW_WORDS)
 def test_a_block_that_runs_backward_holds_what_is_alive(name: str, policy: str) -> None:
-    plan, memory = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
+    plan, memory = planned_memory(name, policy, "fp32"), measure_step(name, policy, torch.float32, updated=True)
     named_bytes = sum(memory.largest[term] for term in ("parameters", "gradients", "optimizer", "activations"))
     assert memory.at_peak["logits"] == plan["logits"]  # of modules of multi-token prediction that have not run backward
     assert memory.peak_bytes - named_bytes == pytest.approx(plan["workspace"] + plan["logits"], rel=0.015)
@@ -224,7 +224,7 @@ def test_a_block_that_runs_backward_holds_what_is_alive(name: str, policy: str) 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_in_bf16_a_step_holds_what_is_planned(policy: str) -> None:
-    plan, memory = planned("wide", policy, "bf16"), measured("wide", policy, torch.bfloat16, updated=False)
+    plan, memory = planned_memory("wide", policy, "bf16"), measure_step("wide", policy, torch.bfloat16, updated=False)
     for term in ("parameters", "gradients", "activations"):
         assert memory.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
     if plan["logits"]:

@@ -125,7 +125,9 @@ def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
     return tuple(rng.integers(architecture.vocab_size, size=(SEQS, POSITIONS)) for _ in range(2))
 
 
-def judged(weights: ModelWeights, batches: Iterable[MicroBatch], num_targets: int) -> tuple[float, dict[str, Any]]:
+def derive_reference(
+    weights: ModelWeights, batches: Iterable[MicroBatch], num_targets: int
+) -> tuple[float, dict[str, Any]]:
     """Loss and gradients by parameter of the derivation's unsharded step with these weights, of the ids and targets of the model
     and of each module of multi-token prediction."""
     architecture, scheme = weights.architecture, scheme_of(weights.architecture.structure)
@@ -174,7 +176,7 @@ def test_loss_and_gradients_are_the_derivations(
     executor = Executor(weights, takes_products=takes_products, prediction_weight=WEIGHT)
     on_way = executor.model.forward(batches[0], num_targets, trains=True)
     executor.model.backward(on_way)
-    loss, gradients = judged(weights, batches, num_targets)
+    loss, gradients = derive_reference(weights, batches, num_targets)
     assert (on_way.loss + sum(on_way.mtp_losses)).item() == pytest.approx(loss, rel=1e-12)
     assert len(on_way.mtp_losses) == weights.architecture.num_predict_layers
     assert_near(executor.gradients.computed, gradients)

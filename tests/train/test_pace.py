@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from train import in_float64
-from train.float64 import DENSE, planned
-from train.launching import copied, pids_of
+from train.float64 import DENSE, make_plan
+from train.launching import launch_copy, pids_of
 from train.stand_in import SEQ_LEN, write_inputs
 
 from shardwise.layout.layout import Layout
@@ -28,9 +28,9 @@ LAYOUTS = [
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: Path) -> None:
-    flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
+    flags = [*write_inputs(tmp_path, make_plan(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
     out = Path(flags[4])
-    run = copied(in_float64.main, flags, SLOW="1", PRODUCT_S="0.002")
+    run = launch_copy(in_float64.main, flags, SLOW="1", PRODUCT_S="0.002")
     named = run.matches(
         r"^step 10: rank 1 \(process (\d+) on (.+)\) works (\S+) times as long as others with the same work \(.+ a step\)$"
     )
@@ -49,8 +49,8 @@ def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: P
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_equally_slow_ranks_are_not_named(layout: Layout, tmp_path: Path) -> None:
-    flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
-    run = copied(in_float64.main, flags, PRODUCT_S="0.004")
+    flags = [*write_inputs(tmp_path, make_plan(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
+    run = launch_copy(in_float64.main, flags, PRODUCT_S="0.004")
     assert run.ended() == 0, run.err
     assert not [event for event in read_log(Path(flags[4]) / "log.jsonl").events if event["event"] == SLOW_EVENT]
 
@@ -65,7 +65,7 @@ def test_ranks_are_compared_with_ranks_of_the_same_work() -> None:
 
 def test_flops_of_stages_count_layers_and_logits() -> None:
     """By hand: 6 times the weights and the tokens, and attention's products of all pairs."""
-    plan = planned(DENSE, Layout(pp=2, schedule="1f1b", micro_batch_seqs=4), 8)
+    plan = make_plan(DENSE, Layout(pp=2, schedule="1f1b", micro_batch_seqs=4), 8)
     first, last = stage_flops(plan)
     tokens, width, vocabulary = 4 * SEQ_LEN, plan.model.d_model, plan.model.vocab_size
     assert last - first == pytest.approx(6 * tokens * width * vocabulary)

@@ -50,7 +50,7 @@ def log_of(flags: Sequence[str]) -> StepLog:
     return read_log(Path(flags[4]) / "log.jsonl")
 
 
-def trained(flags: Sequence[str], steps: Sequence[int]) -> tuple[torch.Tensor, dict[int, float]]:
+def train_steps(flags: Sequence[str], steps: Sequence[int]) -> tuple[torch.Tensor, dict[int, float]]:
     """The bigram's logits after these steps alone, by a loop of the test's own, and their losses."""
     settings = parse_settings(build_parser().parse_args(flags))
     batches = open_data(load_plan(settings.plan), settings).train
@@ -90,7 +90,7 @@ def test_a_batch_that_is_left_out_changes_nothing(inputs: list[str], monkeypatch
     (event,) = [event for event in log.events if "policy" in event]
     assert (event["event"], event["step"], event["policy"]) == ("skip", 8, "loss_spike")
     assert event["done"] == "its batch is left out: no weight was updated"
-    _, losses = trained(inputs, [step for step in range(1, 21) if step != 8])
+    _, losses = train_steps(inputs, [step for step in range(1, 21) if step != 8])
     assert {record.step: record.loss for record in log.steps if record.step != 8} == pytest.approx(losses, rel=1e-12)
 
 
@@ -102,7 +102,7 @@ def test_a_run_goes_back_to_its_checkpoint_and_passes_over_the_batches(
     (event,) = [event for event in log.events if "policy" in event]
     assert (event["event"], event["step"], event["to_step"], event["num_rewinds"]) == ("rewind", 13, 10, 1)
     assert "step 13: found a norm of all gradients of " in capsys.readouterr().err
-    _, losses = trained(inputs, [*range(1, 11), *range(14, 21)])
+    _, losses = train_steps(inputs, [*range(1, 11), *range(14, 21)])
     assert {record.step: record.loss for record in log.steps if record.step > 13} == pytest.approx(
         {step: loss for step, loss in losses.items() if step > 13}, rel=1e-12
     )

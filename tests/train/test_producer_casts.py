@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from train.test_cast_weights import DENSE, LATENT, LAYOUTS, MOE, WIDE, planned, runs
+from train.test_cast_weights import DENSE, LATENT, LAYOUTS, MOE, WIDE, make_plan, runs
 
 from shardwise.derive.producer_casts import FORMS, Form, ProducedOperand, is_gated, produced_operands
 from shardwise.layout.layout import Layout
@@ -313,7 +313,7 @@ def test_what_is_saved_takes_the_memory_that_is_planned(precision: str, case: st
     """With columns of whole blocks: micro-batches have 128 tokens."""
     model, layout = CASES[case]
     layout = replace(layout, micro_batch_seqs=2)
-    plan, recipe = planned(precision, layout, model), TrainingRecipe(steps=1)
+    plan, recipe = make_plan(precision, layout, model), TrainingRecipe(steps=1)
     rehearsal = compare_rehearsal(plan, recipe, rehearse_rank(plan, recipe, 0))
     assert rehearsal.collectives.equal
     (activations,) = (term for term in rehearsal.terms if term.name == "activations")
@@ -323,7 +323,7 @@ def test_what_is_saved_takes_the_memory_that_is_planned(precision: str, case: st
 def test_memory_and_time_of_a_dense_block() -> None:
     """Of each token of a block with D = 256 and F = 768: two norms and the activation in 33 / 32 bytes instead of 2, and the
     bytes that kernels and casts move."""
-    plan, recipe = planned("mxfp8", Layout()), TrainingRecipe(steps=1)
+    plan, recipe = make_plan("mxfp8", Layout()), TrainingRecipe(steps=1)
     policy = engine_policy(plan, recipe)
     assert policy is not None
     priced = {
@@ -396,7 +396,7 @@ def test_the_engine_launches_the_kernels_with_casts(monkeypatch: pytest.MonkeyPa
 def test_the_planner_prices_the_passes_of_the_kernels(norm: Any) -> None:
     """Bytes of the plan's kernels in bf16, with the casts that they write, are those of the closed forms, but for statistics and
     weights that each tile loads again; and a cache answers what the second gradient reads again."""
-    plan = planned("mxfp8", Layout(), {**WIDE, "norm": norm, "norm_bias": False})
+    plan = make_plan("mxfp8", Layout(), {**WIDE, "norm": norm, "norm_bias": False})
     policy = engine_policy(plan, TrainingRecipe(steps=1))
     pricing = Pricing(plan.problem, plan.layout, policy)
     parts, formats = pricing.pricer.parts(pricing.scheme, "block"), pricing.pricer.formats

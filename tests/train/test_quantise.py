@@ -22,11 +22,11 @@ CASES = [(s, b, f) for s in SCALINGS for b in ("block", "weight_block") for f in
 def matrix(shape: tuple[int, int], seed: int = 0) -> NDArray[np.float32]:
     """Values over many powers of two, outliers, zeros, a row and a column of zeros."""
     random = np.random.default_rng(seed)
-    found = random.standard_normal(shape) * np.exp2(random.uniform(-20, 8, shape))
-    found[random.random(shape) < 0.1] = 0
+    values = random.standard_normal(shape) * np.exp2(random.uniform(-20, 8, shape))
+    values[random.random(shape) < 0.1] = 0
     if shape[0] > 2:
-        found[1], found[:, -1] = 0, 0
-    return found.astype(np.float32)
+        values[1], values[:, -1] = 0, 0
+    return values.astype(np.float32)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -35,75 +35,79 @@ def test_tensors_are_quantised_as_in_numpy(name: str, which: str, to: str, shape
     scaling, x = SCALINGS[name], matrix(shape)
     block = getattr(scaling, which)
     expected = quantize_blocks(x, NUMBER_FORMATS[to], block, scaling.kind)
-    found = quantization.quantize_matrix(torch.from_numpy(x), NUMBER_FORMATS[to], block, scaling.kind)
-    for one, other in zip(found, expected, strict=True):
-        assert one.numpy().tobytes() == np.asarray(other, np.float32).tobytes()
+    quantized = quantization.quantize_matrix(torch.from_numpy(x), NUMBER_FORMATS[to], block, scaling.kind)
+    for part, expected_part in zip(quantized, expected, strict=True):
+        assert part.numpy().tobytes() == np.asarray(expected_part, np.float32).tobytes()
 
 
 def test_a_scale_of_earlier_steps_saturates_what_is_larger() -> None:
     x = matrix((64, 64))
     factor = np.float32(448) / (np.abs(x).max() / 3)
     expected = quantize_blocks(x, NUMBER_FORMATS["e4m3"], (None, None), "fp32", float(factor))
-    found = quantization.quantize_matrix(
+    quantized = quantization.quantize_matrix(
         torch.from_numpy(x), NUMBER_FORMATS["e4m3"], (None, None), "fp32", torch.tensor(factor)
     )
-    for one, other in zip(found, expected, strict=True):
-        assert one.numpy().tobytes() == np.asarray(other, np.float32).tobytes()
+    for part, expected_part in zip(quantized, expected, strict=True):
+        assert part.numpy().tobytes() == np.asarray(expected_part, np.float32).tobytes()
     assert np.abs(expected.elements).max() == 448
 
 
 @pytest.mark.parametrize(("name", "which", "to"), CASES)
-def test_what_is_quantised_is_near_to_what_it_stands_for(name: str, which: str, to: str) -> None:
+def test_quantised_values_are_near_their_originals(name: str, which: str, to: str) -> None:
     """Of the largest in a block half a step of the format at most, and that of an E4M3 scale."""
-    scaling, x, one = SCALINGS[name], matrix((130, 300)), NUMBER_FORMATS[to]
+    scaling, x, number_format = SCALINGS[name], matrix((130, 300)), NUMBER_FORMATS[to]
     block = getattr(scaling, which)
-    found = quantize_blocks(x, one, block, scaling.kind).dequantize(block)
+    dequantized = quantize_blocks(x, number_format, block, scaling.kind).dequantize(block)
     from shardwise.values.quantization import block_amax, expand_scales
 
     largest = expand_scales(block_amax(x, block), x.shape, block)
     # MX scales may leave the largest just above the format's, which saturates: by less than 2 / max's leading digits
-    slack = {"e8m0": 2.0 ** (np.floor(np.log2(one.max)) + 1) / one.max - 1, "e4m3": 2.0**-4}.get(scaling.kind, 0.0)
-    assert np.all(np.abs(found - x) <= largest * (one.epsilon / 2 + slack) * (1 + slack) + 1e-30)
+    slack = {"e8m0": 2.0 ** (np.floor(np.log2(number_format.max)) + 1) / number_format.max - 1, "e4m3": 2.0**-4}.get(
+        scaling.kind, 0.0
+    )
+    assert np.all(np.abs(dequantized - x) <= largest * (number_format.epsilon / 2 + slack) * (1 + slack) + 1e-30)
 
 
 def test_mx_scales_are_those_of_the_specification() -> None:
     """OCP MX 1.0, section 6.3: X = 2^(floor(log2(max |V|)) - emax), with emax 8 for E4M3, 15 for E5M2, 2 for E2M1."""
     x = matrix((7, 64))
     for to, emax in (("e4m3", 8), ("e5m2", 15), ("e2m1", 2)):
-        found = quantize_blocks(x, NUMBER_FORMATS[to], (1, 32), "e8m0")
+        quantized = quantize_blocks(x, NUMBER_FORMATS[to], (1, 32), "e8m0")
         for row in range(7):
             for at in range(2):
                 largest = np.abs(x[row, 32 * at : 32 * at + 32]).max()
                 if largest > 0:
-                    assert found.scales[row, at] == 2.0 ** (np.floor(np.log2(np.float64(largest))) - emax)
+                    assert quantized.scales[row, at] == 2.0 ** (np.floor(np.log2(np.float64(largest))) - emax)
 
 
 def test_elements_are_those_of_ml_dtypes_casts() -> None:
     x = matrix((32, 64))
     with np.errstate(over="ignore"):
-        found = quantize_blocks(x, NUMBER_FORMATS["e2m1"], (1, 32), "e8m0")
-        scaled = x / np.repeat(found.scales, 32, axis=1)
+        quantized = quantize_blocks(x, NUMBER_FORMATS["e2m1"], (1, 32), "e8m0")
+        scaled = x / np.repeat(quantized.scales, 32, axis=1)
         expected = scaled.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    np.testing.assert_array_equal(found.elements, expected)
+    np.testing.assert_array_equal(quantized.elements, expected)
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_a_product_is_that_of_what_its_operands_stand_for(name: str) -> None:
+def test_scaled_products_equal_those_of_dequantised_operands(name: str) -> None:
     scaling = SCALINGS[name]
     to = NUMBER_FORMATS[FORMATS_OF.get(name, ("e4m3",))[0]]
     x, w = matrix((37, 300), 1), matrix((130, 300), 2)
     blocks = (scaling.block, scaling.weight_block)
     exact = quantize_blocks(x, to, blocks[0], scaling.kind).dequantize(blocks[0])
     exact = exact @ quantize_blocks(w, to, blocks[1], scaling.kind).dequantize(blocks[1]).T
-    left, right = (
-        quantization.quantize_matrix(torch.from_numpy(one), to, block, scaling.kind)
-        for one, block in zip((x, w), blocks, strict=True)
+    quantized_x, quantized_w = (
+        quantization.quantize_matrix(torch.from_numpy(operand), to, block, scaling.kind)
+        for operand, block in zip((x, w), blocks, strict=True)
     )
-    found = quantization.scaled_product(left, blocks[0], right, blocks[1], is_local=scaling.scales_inside_matmul)
+    product = quantization.scaled_product(
+        quantized_x, blocks[0], quantized_w, blocks[1], is_local=scaling.scales_inside_matmul
+    )
     scale = np.abs(x) @ np.abs(w).T
-    assert np.abs(found.numpy() - exact).max() <= 1e-6 * scale.max()
+    assert np.abs(product.numpy() - exact).max() <= 1e-6 * scale.max()
 
 
-def test_an_unknown_scaling_is_told() -> None:
+def test_an_unknown_scaling_is_refused() -> None:
     with pytest.raises(InputError, match=r"scaling: .*tile"):
         get_scaling("tiles")

@@ -104,14 +104,14 @@ PIPELINES: dict[str, Layout] = {
 STATE = ("parameters", "gradients", "master", "optimizer", "activations")
 
 
-def planned(architecture: dict[str, Any], layout: Layout, *, num_micro_batches: int = 2, **job: Any) -> Plan:
+def make_plan(architecture: dict[str, Any], layout: Layout, *, num_micro_batches: int = 2, **job: Any) -> Plan:
     model = Architecture(**architecture)
     num_seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches
     training_job = Job(global_batch_tokens=num_seqs * SEQ_LEN, seq_len=SEQ_LEN, loss="in_place", **job)
     return plan_layout(model, sw.load_cluster(f"h100:{layout.num_devices}"), training_job, layout)
 
 
-def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
+def rehearse(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
     training_recipe = TrainingRecipe(steps=1, **recipe)
     return compare_rehearsal(plan, training_recipe, rehearse_rank(plan, training_recipe, rank))
 
@@ -120,7 +120,7 @@ def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
 @pytest.mark.parametrize("rank", [0, 31])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int) -> None:
-    rehearsal = rehearsed(planned(DENSE, PIPELINES[name], num_micro_batches=8), rank=rank)
+    rehearsal = rehearse(make_plan(DENSE, PIPELINES[name], num_micro_batches=8), rank=rank)
     assert rehearsal.collectives.equal, rehearsal.collectives.miscounted
     (activations,) = (term for term in rehearsal.memory.terms if term.name == "activations")
     assert activations.is_within(REHEARSAL_TOLERANCE), activations
@@ -130,7 +130,7 @@ def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     architecture, layout = CASES[name]
-    rehearsal = rehearsed(planned(architecture, layout), rank=77)
+    rehearsal = rehearse(make_plan(architecture, layout), rank=77)
     assert rehearsal.collectives.found > 0
     assert rehearsal.collectives.equal, rehearsal.collectives.miscounted
     assert {term.name for term in rehearsal.terms} >= {*STATE, "peak"}
@@ -155,7 +155,7 @@ def test_gathered_bytes_at_the_peak_equal_the_plan(vocab_size: int, layout: Layo
     """Gradients of a tied head stay whole until the embedding's are there, if the stage has it; those of another arrive when its
     weights have left. A stage without a head has neither; with many words its peak is where the embedding's arrive."""
     model = {**DENSE, "vocab_size": vocab_size, "tied_embeddings": tied}
-    rehearsal = rehearsed(planned(model, layout, num_micro_batches=4), rank=rank)
+    rehearsal = rehearse(make_plan(model, layout, num_micro_batches=4), rank=rank)
     (gathered,) = (term for term in rehearsal.terms if term.name == "gathered")
     assert gathered.predicted
     assert gathered.is_within(1e-3), gathered
@@ -176,8 +176,8 @@ NARROW: dict[str, tuple[dict[str, Any], Layout]] = {
 def test_operands_of_narrow_products_are_kept_as_they_are(name: str) -> None:
     """Which a plan of Shardwise's own stack says too; that of software that keeps casts is no price of a run of `train`."""
     architecture, layout = NARROW[name]
-    plan = planned(architecture, layout, precision=name)
-    rehearsal = rehearsed(plan, rank=5)
+    plan = make_plan(architecture, layout, precision=name)
+    rehearsal = rehearse(plan, rank=5)
     assert rehearsal.collectives.equal, rehearsal.collectives.miscounted
     # Emulated products of a small model have more workspace than what it saves, and so their peak is elsewhere.
     assert {term.name for term in rehearsal.failed_terms} <= {"peak", "gathered"}
@@ -195,7 +195,7 @@ def test_llama_3_8b_on_1024_ranks() -> None:
     layout = Layout(tp=8, fsdp=128, zero_stage=3, sequence_parallel=True, micro_batch_seqs=2, recompute="selective")
     job = Job(global_batch_tokens=2**21, seq_len=8192, loss="in_place")
     plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:1024"), job, layout)
-    rehearsal = rehearsed(plan, rank=1000)
+    rehearsal = rehearse(plan, rank=1000)
     assert rehearsal.ok, rehearsal
     assert (rehearsal.ranks, rehearsal.rehearsed.rank, rehearsal.rehearsed.num_micro_batches) == (1024, 1000, 1)
     assert rehearsal.collectives.found == 561
@@ -207,16 +207,16 @@ def test_llama_3_8b_on_1024_ranks() -> None:
 
 
 def test_only_some_of_many_micro_batches_are_rehearsed() -> None:
-    plan = planned(DENSE, Layout(dp=128, tp=2), num_micro_batches=64)
-    rehearsal = rehearsed(plan)
+    plan = make_plan(DENSE, Layout(dp=128, tp=2), num_micro_batches=64)
+    rehearsal = rehearse(plan)
     assert (rehearsal.rehearsed.num_micro_batches, rehearsal.planned_micro_batches) == (MAX_MICRO_BATCHES, 64)
     assert rehearsal.collectives.equal
 
 
 @pytest.mark.parametrize("recipe", [{"reduction": "after"}, {"bucket_bytes": 2**20}, {"respect_documents": True}])
 def test_a_recipe_changes_what_is_planned_and_what_is_done_alike(recipe: dict[str, Any]) -> None:
-    plan = planned(DENSE, Layout(dp=128, tp=2))
-    assert rehearsed(plan, **recipe).collectives.equal
+    plan = make_plan(DENSE, Layout(dp=128, tp=2))
+    assert rehearse(plan, **recipe).collectives.equal
     changed, usual = (
         count_collectives(engine_instance(plan, TrainingRecipe(steps=1, **changes)), 2) for changes in (recipe, {})
     )
@@ -226,7 +226,7 @@ def test_a_recipe_changes_what_is_planned_and_what_is_done_alike(recipe: dict[st
 @pytest.mark.parametrize("rank", [0, 100, 255])
 def test_the_groups_of_a_rank_are_those_of_the_whole_world(rank: int) -> None:
     layout = Layout(tp=4, cp=2, fsdp=32, zero_stage=3, sequence_parallel=True)
-    plan = planned(DENSE, layout)
+    plan = make_plan(DENSE, layout)
     rehearsal, mesh = (
         rehearse_rank(plan, TrainingRecipe(steps=1), rank),
         engine_instance(plan, TrainingRecipe(steps=1)).mesh,
@@ -243,25 +243,25 @@ def test_the_groups_of_a_rank_are_those_of_the_whole_world(rank: int) -> None:
 
 
 def test_a_rehearsal_leaves_no_state_behind() -> None:
-    rehearse_rank(planned(DENSE, Layout(dp=2)), TrainingRecipe(steps=1), 1)
+    rehearse_rank(make_plan(DENSE, Layout(dp=2)), TrainingRecipe(steps=1), 1)
     assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("rank", [-1, 256])
 def test_an_unknown_rank_is_refused(rank: int) -> None:
     with pytest.raises(InputError, match=f"rank: found {rank}; the plan's ranks are 0 to 255"):
-        rehearse_rank(planned(DENSE, Layout(dp=256)), TrainingRecipe(steps=1), rank)
+        rehearse_rank(make_plan(DENSE, Layout(dp=256)), TrainingRecipe(steps=1), rank)
     assert not dist.is_initialized()
 
 
 def test_a_missing_collective_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, sum_now = planned(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.sum_and_wait
+    plan, sum_now = make_plan(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.sum_and_wait
     monkeypatch.setattr(
         MeshCollectives,
         "sum_and_wait",
         lambda collectives, values, axes: values if values.ndim == 0 else sum_now(collectives, values, axes),
     )
-    rehearsal = rehearsed(plan)
+    rehearsal = rehearse(plan)
     assert not rehearsal.ok
     (missing,) = rehearsal.collectives.miscounted
     assert (str(missing.issued.kind), missing.issued.num_bytes) == ("all_reduce", 4)
@@ -269,7 +269,7 @@ def test_a_missing_collective_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_collective_in_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, gather = planned(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.all_gather
+    plan, gather = make_plan(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.all_gather
     monkeypatch.setattr(
         MeshCollectives,
         "all_gather",
@@ -277,15 +277,15 @@ def test_a_collective_in_another_format_is_noticed(monkeypatch: pytest.MonkeyPat
             collectives, whole.float(), part.float(), axes, *carries
         ),
     )
-    rehearsal = rehearsed(plan)
+    rehearsal = rehearse(plan)
     assert not rehearsal.collectives.equal
     assert {miscount.issued.dtype for miscount in rehearsal.collectives.miscounted} == {"bf16", "fp32"}
 
 
 def test_an_activation_that_is_kept_too_long_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention's activations are recomputed in the plan, and here they are kept."""
-    plan, forward = planned(DENSE, Layout(dp=256, micro_batch_seqs=4, recompute="full")), Attention.forward
-    assert rehearsed(plan).failed_terms == ()
+    plan, forward = make_plan(DENSE, Layout(dp=256, micro_batch_seqs=4, recompute="full")), Attention.forward
+    assert rehearse(plan).failed_terms == ()
     kept: list[Tensor] = []
 
     def keeping(self: Attention, q: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
@@ -293,25 +293,25 @@ def test_an_activation_that_is_kept_too_long_is_noticed(monkeypatch: pytest.Monk
         return forward(self, q, *operands)
 
     monkeypatch.setattr(Attention, "forward", keeping)
-    rehearsal = rehearsed(plan)
+    rehearsal = rehearse(plan)
     assert rehearsal.collectives.equal
     assert {term.name for term in rehearsal.failed_terms} == {"activations", "peak"}
     assert not rehearsal.ok
 
 
 def test_gathered_weights_that_are_not_released_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(DENSE, Layout(fsdp=256, zero_stage=3, micro_batch_seqs=4, recompute="full"))
+    plan = make_plan(DENSE, Layout(fsdp=256, zero_stage=3, micro_batch_seqs=4, recompute="full"))
     monkeypatch.setattr(
         "shardwise.run.parallel.flat_parameters.FlatParameterGroup.release", lambda self: setattr(self, "whole", False)
     )
-    rehearsal = rehearsed(plan)
+    rehearsal = rehearse(plan)
     assert not rehearsal.ok
     assert [term.name for term in rehearsal.failed_terms] == ["gathered", "peak"]
 
 
 def test_a_second_copy_of_the_gradients_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, build = planned(DENSE, Layout(fsdp=256, zero_stage=3)), FlatParameterGroup._make_gradients
-    assert rehearsed(plan).memory.undeclared_bytes == 0
+    plan, build = make_plan(DENSE, Layout(fsdp=256, zero_stage=3)), FlatParameterGroup._make_gradients
+    assert rehearse(plan).memory.undeclared_bytes == 0
     copies: list[Tensor] = []
 
     def build_twice(self: FlatParameterGroup) -> None:
@@ -319,10 +319,10 @@ def test_a_second_copy_of_the_gradients_is_noticed(monkeypatch: pytest.MonkeyPat
         copies.append(self.gradients.clone())
 
     monkeypatch.setattr(FlatParameterGroup, "_make_gradients", build_twice)
-    rehearsal = rehearsed(plan)
+    rehearsal = rehearse(plan)
     assert not rehearsal.ok
     assert rehearsal.memory.undeclared_bytes == sum(copy.nbytes for copy in copies) > 0
-    peak, honest = rehearsal.memory.total, rehearsed(plan).memory.total
+    peak, honest = rehearsal.memory.total, rehearse(plan).memory.total
     assert peak.measured >= (honest.predicted or 0.0) + rehearsal.memory.undeclared_bytes
 
 
@@ -337,7 +337,7 @@ def test_activations_as_wide_as_the_vocabulary_of_a_rank_are_no_logits(recompute
     layout = Layout.parse(f"tp=2 recompute={recompute}")
     job = Job(global_batch_tokens=64, seq_len=16, precision="fp32", loss="in_place")
     plan = plan_layout(Architecture(**TINY), sw.load_cluster("local:2"), job, layout)
-    rehearsal = rehearsed(plan)
+    rehearsal = rehearse(plan)
     assert rehearsal.ok, rehearsal.failed_terms
     (activations,) = (term for term in rehearsal.terms if term.name == "activations")
     assert activations.is_within(2e-3), activations

@@ -194,7 +194,7 @@ def test_pytorch_before_scaled_mm_multiplies_in_fp32(monkeypatch: pytest.MonkeyP
 def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats: tuple[str, str]) -> None:
     """`scaled_mm` itself, which has a CPU's kernel for these."""
     scaling, generator = SCALINGS[name], torch.Generator().manual_seed(0)
-    left, right = (
+    first, second = (
         quantize_matrix(
             torch.randn(rows, 320, generator=generator), NUMBER_FORMATS[to], scaling.block, scaling.kind
         ).store(NUMBER_FORMATS[to], scaling.kind)
@@ -203,8 +203,8 @@ def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats:
     from shardwise.run.kernels.quantization import scaled_product
 
     blocks, dtype = (scaling.block, scaling.block), torch.float32 if name == "tensor" else torch.bfloat16
-    computed = tensor_cores.tensor_core_product(left, right, blocks, dtype)
-    expected = scaled_product(left, scaling.block, right, scaling.block, is_local=False).to(dtype)
+    computed = tensor_cores.tensor_core_product(first, second, blocks, dtype)
+    expected = scaled_product(first, scaling.block, second, scaling.block, is_local=False).to(dtype)
     rounding = 2**-8 if name == "row" else 1e-5
     torch.testing.assert_close(computed, expected, rtol=rounding, atol=1e-5 * float(expected.abs().max()))
 

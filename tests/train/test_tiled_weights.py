@@ -38,7 +38,7 @@ def values(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy((random.standard_normal(shape) * np.exp2(random.uniform(-6, 2, shape))).astype(np.float32))
 
 
-def tiled(weight: torch.Tensor, num_stacked: int, num_rows: int) -> TiledWeight:
+def make_tiled(weight: torch.Tensor, num_stacked: int, num_rows: int) -> TiledWeight:
     stored = TiledWeight.zeros(weight.shape, num_stacked, num_rows, E4M3, TILE, torch.device("cpu"))
     stored.store(weight)
     return stored
@@ -46,7 +46,7 @@ def tiled(weight: torch.Tensor, num_stacked: int, num_rows: int) -> TiledWeight:
 
 def test_tiles_are_those_of_the_reference() -> None:
     weight = values(3, 100, 150)
-    tiles = tiled(weight, 1, 1)
+    tiles = make_tiled(weight, 1, 1)
     for matrix, tile in zip(weight, tiles, strict=True):
         expected = quantize_blocks(matrix.numpy(), E4M3, TILE.weight_block, TILE.kind)
         assert tile.elements.float().numpy().tobytes() == expected.elements.tobytes()
@@ -71,17 +71,17 @@ def test_products_take_a_tiled_weight_as_they_cast_the_one_that_it_is_of(name: s
             input_dims, dims, output_dims, (OperandCast(E4M3, TILE.block), OperandCast(E4M3, TILE.weight_block)), TILE
         )
         x = values(*(SIZES[dim] for dim in input_dims), seed=1)
-        output = product(x, tiled(weight, 0, num_rows))
+        output = product(x, make_tiled(weight, 0, num_rows))
         assert torch.equal(output, product(x, weight))
         assert output.shape == torch.Size(SIZES[dim] for dim in output_dims)
         turned = QuantizedMatmul(dims, input_dims, output_dims, product.operands[::-1], TILE)
-        assert torch.equal(turned(tiled(weight, 0, num_rows), x), turned(weight, x))
+        assert torch.equal(turned(make_tiled(weight, 0, num_rows), x), turned(weight, x))
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_experts_take_their_matrices_of_a_stack(exchanged: bool) -> None:
     weight = values(2, 160, 192)
-    stack = tiled(weight, 1, 1)
+    stack = make_tiled(weight, 1, 1)
     plain = weight.transpose(1, 2) if exchanged else weight
     rows = values(20, plain.shape[1], seed=1)
     operands = OperandCast(E4M3, TILE.block), OperandCast(E4M3, TILE.weight_block)

@@ -33,7 +33,7 @@ SMALL = replace(DENSE, num_layers=1, d_model=32, d_ff=48, num_heads=2, num_kv_he
 LAYER_NORM = replace(SMALL, norm="layer", name="layer norm")
 
 
-def trained(architecture: Architecture, recompute: str) -> list[Tensor]:
+def train_step(architecture: Architecture, recompute: str) -> list[Tensor]:
     """Return weights and moments after a step."""
     instance = RankProgram(
         architecture=architecture, layout=Layout(micro_batch_seqs=SEQS, recompute=recompute),
@@ -50,7 +50,7 @@ def trained(architecture: Architecture, recompute: str) -> list[Tensor]:
 def test_a_step_by_fused_norms(architecture: Architecture, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer has a norm of its input and one of a sum: the second takes the sum with it, and both gradients that of the
     residual stream. The norm before the head has no stream behind it."""
-    expected, launches = trained(architecture, recompute), Counter[tuple[str, bool]]()
+    expected, launches = train_step(architecture, recompute), Counter[tuple[str, bool]]()
     forward, backward = norms.norm_forward, norms.norm_backward
 
     def count_forward(x: Tensor, residual: Tensor | None, *arguments: object, **options: object) -> object:
@@ -64,7 +64,7 @@ def test_a_step_by_fused_norms(architecture: Architecture, recompute: str, monke
     monkeypatch.setattr(norms, "norm_forward", count_forward)
     monkeypatch.setattr(norms, "norm_backward", count_backward)
     monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", {"cpu"})
-    computed = trained(architecture, recompute)
+    computed = train_step(architecture, recompute)
     passes, layers = 2 if recompute == "full" else 1, architecture.num_layers
     assert launches == Counter({
         ("forward", True): passes * layers, ("forward", False): passes * layers + 1,

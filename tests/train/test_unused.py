@@ -35,7 +35,7 @@ def engine_of(precision: str) -> TrainingEngine:
     return engine
 
 
-def stepped(engine: TrainingEngine, micro_batches: Sequence[tuple[Tensor, Sequence[int]]]) -> dict[str, Tensor]:
+def step_gradients(engine: TrainingEngine, micro_batches: Sequence[tuple[Tensor, Sequence[int]]]) -> dict[str, Tensor]:
     """The gradients of a step of micro-batches, each with its words and the experts that all of its tokens take."""
     (bias,) = engine.model.balance_biases.values()
 
@@ -59,11 +59,11 @@ def stepped(engine: TrainingEngine, micro_batches: Sequence[tuple[Tensor, Sequen
 def test_an_unused_weight_has_no_gradient_and_its_neighbours_keep_theirs(precision: str) -> None:
     """Of a step before, which used it, nothing is left."""
     engine = engine_of(precision)
-    used = stepped(engine, [(ALL_WORDS, (0, 1)), (ALL_WORDS, (2, 3))])
+    used = step_gradients(engine, [(ALL_WORDS, (0, 1)), (ALL_WORDS, (2, 3))])
     assert all(
         gradient.flatten(1).any(dim=1).all() if gradient.dim() > 1 else gradient.any() for gradient in used.values()
     )
-    gradients = stepped(engine, [(FEW_WORDS, (0, 1))])
+    gradients = step_gradients(engine, [(FEW_WORDS, (0, 1))])
     assert gradients["embedding.embedding"].any(dim=1).tolist() == [True] * 5 + [False] * 6
     for name in EXPERTS:
         assert gradients[name].flatten(1).any(dim=1).tolist() == [True, True, False, False]
@@ -74,7 +74,7 @@ def test_an_unused_weight_has_no_gradient_and_its_neighbours_keep_theirs(precisi
 def test_a_weight_that_one_micro_batch_uses_keeps_its_gradient_through_the_next(precision: str) -> None:
     engine = engine_of(precision)
     first, second = (ALL_WORDS, (0, 3)), (FEW_WORDS, (0, 1))
-    first_step, both_steps = stepped(engine, [first]), stepped(engine, [first, second])
+    first_step, both_steps = step_gradients(engine, [first]), step_gradients(engine, [first, second])
     assert torch.equal(both_steps["embedding.embedding"][5:], first_step["embedding.embedding"][5:])
     for name in EXPERTS:
         assert torch.equal(both_steps[name][3], first_step[name][3])

@@ -179,7 +179,7 @@ FAULTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
 }
 
 
-def verified(model: str, layout: str, precision: str = "bf16", optimizer: str = "adamw") -> PlanVerification:
+def run_verify(model: str, layout: str, precision: str = "bf16", optimizer: str = "adamw") -> PlanVerification:
     parsed = Layout.parse(layout)
     job = sw.Job(global_batch_tokens=2**16, seq_len=2**10, precision=precision, optimizer=optimizer)
     plan = plan_layout(sw.load_model(model), sw.load_cluster(f"h100:{parsed.num_devices}"), job, parsed)
@@ -189,12 +189,12 @@ def verified(model: str, layout: str, precision: str = "bf16", optimizer: str = 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_planted_fault_is_found(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
-    assert not verified(*FAULTS[fault]).ok
+    assert not run_verify(*FAULTS[fault]).ok
 
 
 @pytest.mark.parametrize(("model", "layout"), sorted(set(FAULTS.values())))
 def test_without_a_fault_the_layout_trains(model: str, layout: str) -> None:
-    verification = verified(model, layout)
+    verification = run_verify(model, layout)
     assert verification.ok
     assert {name: ratio < 1.7 for name, ratio in verification.rounding.items()} == dict.fromkeys(
         verification.rounding, True
@@ -203,11 +203,11 @@ def test_without_a_fault_the_layout_trains(model: str, layout: str) -> None:
 
 @pytest.mark.parametrize("precision", ["fp8_current", "bf16_bf16_state", "fp16"])
 def test_other_recipes_train(precision: str) -> None:
-    verification = verified("llama-3-8b", "dp=2", precision)
+    verification = run_verify("llama-3-8b", "dp=2", precision)
     assert verification.ok
     assert verification.meshes[0].precision.precision == precision
 
 
 def test_a_rank_with_nothing_but_padding_trains() -> None:
     """Blocks of 256 moments leave the last of four ranks no parameter of a model so small."""
-    assert verified("llama-3-8b", "fsdp=4 zero_stage=3", optimizer="adamw_8bit").ok
+    assert run_verify("llama-3-8b", "fsdp=4 zero_stage=3", optimizer="adamw_8bit").ok

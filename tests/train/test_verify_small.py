@@ -121,7 +121,7 @@ def test_shrunken_plans_have_the_listed_layouts(layout: str) -> None:
     assert list(map(str, layouts)) == [str(Layout.parse(text)) for text in LAYOUTS[layout]]
 
 
-def planned(layout: str, num_seqs: int, **job: Any) -> Plan:
+def make_plan(layout: str, num_seqs: int, **job: Any) -> Plan:
     parsed = Layout.parse(layout)
     job_of_layout = sw.Job(global_batch_tokens=num_seqs * 512, seq_len=512, precision="fp32", **job)
     cluster = sw.load_cluster(f"local:{parsed.num_devices}")
@@ -131,7 +131,7 @@ def planned(layout: str, num_seqs: int, **job: Any) -> Plan:
 @pytest.mark.parametrize(("num_seqs", "expected"), [(16, 20), (12, 20), (13, 19), (14, 19)])
 def test_a_batch_that_is_uneven_over_the_plans_replicas_stays_uneven(num_seqs: int, expected: int) -> None:
     """Two replicas of two sequences each; the micro-batches are `num_micro_batches`."""
-    plan = planned("dp=2 micro_batch_seqs=2", num_seqs, optimizer="lion")
+    plan = make_plan("dp=2 micro_batch_seqs=2", num_seqs, optimizer="lion")
     (small,) = shrink_plan(plan.model, plan.layout)
     case = small_case(plan, TrainingRecipe(steps=1), small)
     assert (case.num_seqs, case.num_micro_batches) == (expected, num_micro_batches(case.layout))
@@ -185,14 +185,14 @@ def test_documents_are_numbered_in_each_sequence() -> None:
 
 
 def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
-    plan = planned("dp=2", 16)
+    plan = make_plan("dp=2", 16)
     usual = TrainingRecipe(
         steps=3, seed=4, learning_rate=LEARNING_RATE, warmup_steps=2, clip_norm=CLIP_NORM, bucket_bytes=BUCKET_BYTES
     )
     assert small_recipe(plan, "3", "4", []) == usual
     assert small_recipe(plan, "1", "4", []) == replace(usual, steps=1, warmup_steps=1)
     assert small_recipe(plan, "3", "4", ["recipe.balance=bias"]) == replace(usual, balance="bias")
-    packed = planned("dp=2", 16, document_tokens=64)
+    packed = make_plan("dp=2", 16, document_tokens=64)
     assert small_recipe(packed, "3", "4", []) == replace(usual, respect_documents=True)
 
 
@@ -202,5 +202,5 @@ def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
 ])  # fmt: skip
 def test_invalid_recipes_are_refused(steps: str, seed: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        small_recipe(planned("dp=2", 16), steps, seed, [])
-    assert small_recipe(planned("dp=2", 16), "10", "0", []).steps == 10
+        small_recipe(make_plan("dp=2", 16), steps, seed, [])
+    assert small_recipe(make_plan("dp=2", 16), "10", "0", []).steps == 10

@@ -37,7 +37,7 @@ class Alive(TorchDispatchMode):
         return out
 
 
-def saved(folder: Path, weights: ModelWeights, biases: Mapping[str, torch.Tensor], num_ranks: int = 3) -> Path:
+def save_in_parts(folder: Path, weights: ModelWeights, biases: Mapping[str, torch.Tensor], num_ranks: int = 3) -> Path:
     """Write a checkpoint in which each parameter lies in several parts."""
 
     def pieces(tensor: torch.Tensor) -> tuple[TensorShard, ...]:

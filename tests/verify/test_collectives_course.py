@@ -49,7 +49,7 @@ EXPECTED = {
 
 
 @cache
-def printed() -> dict[str, list[str]]:
+def run_verb() -> dict[str, list[str]]:
     """What the course prints, by moment, in the order of ranks; spaces that align numbers are dropped."""
     done = subprocess.run([sys.executable, str(COURSE)], capture_output=True, text=True, timeout=120, check=True)
     arrays: dict[str, list[str]] = {}
@@ -61,15 +61,15 @@ def printed() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("moment", EXPECTED)
 def test_every_rank_holds_what_the_book_prints(moment: str) -> None:
-    assert printed()[moment] == EXPECTED[moment]
+    assert run_verb()[moment] == EXPECTED[moment]
 
 
 def test_no_rank_passes_the_barrier_before_the_slowest_has_come() -> None:
     """On the clock that the processes of a host share."""
-    came, passed = ([float(text.removesuffix(" s")) for text in printed()[moment]] for moment in CLOCKED)
+    came, passed = ([float(text.removesuffix(" s")) for text in run_verb()[moment]] for moment in CLOCKED)
     assert len(came) == len(passed) == 3
     assert max(came) <= min(passed)
 
 
 def test_nothing_else_is_printed() -> None:
-    assert set(printed()) == {*EXPECTED, *CLOCKED}
+    assert set(run_verb()) == {*EXPECTED, *CLOCKED}

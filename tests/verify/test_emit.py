@@ -30,16 +30,16 @@ EXPRESSIONS = (
 )
 
 
-def solved(text: str, mesh: Mapping[str, int], size: int = 16) -> tuple[ShardedExpression, ShardedProgram]:
+def solve(text: str, mesh: Mapping[str, int], size: int = 16) -> tuple[ShardedExpression, ShardedProgram]:
     expression = parse_expression(text)
     sizes = {dim: size for operand in expression.operands for dim in operand.spec.dims}
     sharded = shard_expression(expression, Mesh.of(mesh), sizes)
     return sharded, derive_by_cases(sharded)
 
 
-def permuted(before: str, after: str, mesh: Mapping[str, int]) -> tuple[ShardedExpression, ShardedProgram]:
+def permute_result(before: str, after: str, mesh: Mapping[str, int]) -> tuple[ShardedExpression, ShardedProgram]:
     """An elementwise product whose result is handed from `C[before]` to `C[after]` by one permute."""
-    sharded, program = solved(f"A[{before}] * B[{before}] -> C[{before}]", mesh, size=12)
+    sharded, program = solve(f"A[{before}] * B[{before}] -> C[{before}]", mesh, size=12)
     goal = parse_tensor(f"C[{after}]").spec
     permute = Collective(CollectiveKind.PERMUTE, tuple(reversed(mesh)), sharded.operands[0], goal)
     steps = (*program.steps, CollectiveStep(program.program.tensors["C"], permute))
@@ -49,7 +49,7 @@ def permuted(before: str, after: str, mesh: Mapping[str, int]) -> tuple[ShardedE
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 @pytest.mark.parametrize(("text", "mesh"), EXPRESSIONS)
 def test_the_source_stands_alone(text: str, mesh: dict[str, int], framework: str) -> None:
-    source = emit(*solved(text, mesh), framework)  # type: ignore[arg-type]
+    source = emit(*solve(text, mesh), framework)  # type: ignore[arg-type]
     tree = ast.parse(source)
     compile(source, "product.py", "exec")
     imported = {
@@ -63,7 +63,7 @@ def test_the_source_stands_alone(text: str, mesh: dict[str, int], framework: str
 
 
 def test_every_step_is_one_line_under_its_comment() -> None:
-    source = emit(*solved(*EXPRESSIONS[1]), "jax")
+    source = emit(*solve(*EXPRESSIONS[1]), "jax")
     body = source[source.index("def product") : source.index("    return c\n")].splitlines()[2:]
     assert body == [
         "    # B: [J_X, K] -> [J, K], all-gather over X",
@@ -78,7 +78,7 @@ def test_every_step_is_one_line_under_its_comment() -> None:
 
 
 def test_the_header_gives_the_command() -> None:
-    sharded, program = solved(*EXPRESSIONS[0])
+    sharded, program = solve(*EXPRESSIONS[0])
     assert "torchrun --standalone --nproc-per-node 8 product.py" in emit(sharded, program, "torch")
     assert "--xla_force_host_platform_device_count=8" in emit(sharded, program, "jax")
     for framework in ("jax", "torch"):
@@ -86,7 +86,7 @@ def test_the_header_gives_the_command() -> None:
 
 
 def test_names_are_python_names_and_collide_with_nothing() -> None:
-    sharded, program = solved("In[I, J] * IN[J, K] * Max[K, L] * Mesh[L, M] -> Product[I, M]", {"X": 2})
+    sharded, program = solve("In[I, J] * IN[J, K] * Max[K, L] * Mesh[L, M] -> Product[I, M]", {"X": 2})
     known = build_listing(sharded, program)
     names = [operand.variable for operand in known.operands] + [known.result]
     assert names == ["in_", "in__", "max_", "mesh_", "product_"]
@@ -97,7 +97,7 @@ def test_names_are_python_names_and_collide_with_nothing() -> None:
 @pytest.mark.parametrize(("text", "mesh"), EXPRESSIONS)
 def test_no_tensor_may_have_a_name_that_the_source_uses(text: str, mesh: dict[str, int], framework: str) -> None:
     """Names of functions, and of modules and variables where tensors are. Tensors' names are in small letters."""
-    sharded, program = solved(text, mesh)
+    sharded, program = solve(text, mesh)
     tree = ast.parse(emit(sharded, program, framework))  # type: ignore[arg-type]
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     beside = {"main", "product"} & {function.name for function in functions}
@@ -115,7 +115,7 @@ def test_no_tensor_may_have_a_name_that_the_source_uses(text: str, mesh: dict[st
 
 
 def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
-    sharded, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
+    sharded, program = solve("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
     (product,) = program.steps
     assert isinstance(product, ComputeStep)
     gather = Collective(CollectiveKind.ALL_GATHER, ("X",), sharded.operands[0], sharded.operands[0].gather_axes("X"))
@@ -134,14 +134,14 @@ def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
     ],
 )
 def test_a_permute_is_a_permutation(before: str, after: str, mesh: dict[str, int], expected: tuple[int, ...]) -> None:
-    sharded, program = permuted(before, after, mesh)
+    sharded, program = permute_result(before, after, mesh)
     (step,) = [step for step in build_listing(sharded, program).steps if isinstance(step, CollectiveLine)]
     assert step.axes == tuple(mesh)
     assert step.destinations == expected
 
 
 def test_only_products_can_be_emitted() -> None:
-    sharded, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
+    sharded, program = solve("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
     (product,) = program.steps
     assert isinstance(product, ComputeStep)
     mapped = ComputeStep(

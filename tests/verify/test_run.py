@@ -74,7 +74,7 @@ def by_cases(text: str, mesh: Mapping[str, int]) -> ProductProgram:
     return sharded, derive_by_cases(sharded)
 
 
-def permuting(before: str, after: str, mesh: Mapping[str, int]) -> ProductProgram:
+def permute_operand(before: str, after: str, mesh: Mapping[str, int]) -> ProductProgram:
     sharded, _ = by_cases(f"{before} * B[J, K] -> C[I, K]", mesh)
     _, program = by_cases(f"{after} * B[J, K] -> C[I, K]", mesh)
     goal = parse_tensor(after).spec
@@ -85,7 +85,7 @@ def permuting(before: str, after: str, mesh: Mapping[str, int]) -> ProductProgra
 
 
 def cases() -> list[ProductProgram]:
-    return [by_cases(*case) for case in BY_CASES] + [permuting(*case) for case in PERMUTED]
+    return [by_cases(*case) for case in BY_CASES] + [permute_operand(*case) for case in PERMUTED]
 
 
 def kinds(known: list[ProductProgram]) -> set[CollectiveKind]:
@@ -121,7 +121,7 @@ def test_jax_agrees_with_the_unsharded_product() -> None:
         by_cases("A[I, J_YX]{U_Z} * B[J_X, K] -> C[I_Z, K_X]", {"X": 2, "Y": 1, "Z": 2}),
         by_cases("In[B_X, D] * W1[D_X, F_Y] * W2[F_Y, D'_X] -> Out[B_X, D']", {"X": 2, "Y": 2}),
         by_cases("Q[B_X, T, H_Y] * K[B_X, S, H] * V[B_X, S_Y, H] * U[U] -> O[B_X, T_Y, H]", {"X": 2, "Y": 2}),
-        permuting("A[I_X, J]", "A[I_Y, J_X]", {"X": 2, "Y": 2}),
+        permute_operand("A[I_X, J]", "A[I_Y, J_X]", {"X": 2, "Y": 2}),
         by_cases("A[I_YX, J_Z] * B[J_Z, K] -> C[I, K_YX]", {"X": 2, "Y": 2, "Z": 1}),
     ],
 )

@@ -63,7 +63,7 @@ def explorer(resolver: NameResolver | None = None, searches: Searches | None = N
         searches.close()
 
 
-def watched(page: Page) -> Activity:
+def watch_page(page: Page) -> Activity:
     """Note what a page does from now on."""
     activity = Activity([], [], [])
     page.on("request", lambda request: activity.requests.append(request.url))

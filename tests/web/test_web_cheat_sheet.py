@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
-from web.chromium import PATH, WHY, browser, watched
+from web.chromium import PATH, WHY, browser, watch_page
 
 import shardwise as sw
 from shardwise.present.charts.cheat_sheet_page import PAPERS, sheet_html
@@ -37,7 +37,7 @@ def test_a_sheet_prints_on_one_page(model: str, cluster: str, paper: str, chromi
     file, size = tmp_path / "sheet.html", PAPERS[paper]
     file.write_text(sheet_html(sw.cheat_sheet(model, cluster), size), encoding="utf-8")
     page = chromium.new_page(viewport={"width": round(size.width), "height": round(size.height)})
-    activity = watched(page)
+    activity = watch_page(page)
     page.goto(file.as_uri())
     pdf = page.pdf(prefer_css_page_size=True, print_background=True)
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1

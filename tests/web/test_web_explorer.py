@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from explore.opened import opened_run
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watched
+from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watch_page
 
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.opened_plan import NameResolver
@@ -41,7 +41,7 @@ def url() -> Iterator[str]:
         yield address
 
 
-def opened(chromium: Browser, url: str, query: str, **options: Any) -> Page:
+def open_page(chromium: Browser, url: str, query: str, **options: Any) -> Page:
     page = chromium.new_context(viewport={"width": 1280, "height": 900}, **options).new_page()
     page.goto(f"{url}?{query}")
     page.wait_for_selector("main h1, main h2")
@@ -60,7 +60,7 @@ def test_every_view_opens_without_an_error_or_a_request_to_elsewhere(
     page = chromium.new_context(
         viewport={"width": width, "height": 900}, color_scheme="dark" if width < 800 else "light"
     ).new_page()
-    activity = watched(page)
+    activity = watch_page(page)
     page.goto(f"{url}?{LAYOUT}" + (f"&view={view}" if view != "overview" else ""))
     expect(page.get_by_role("heading", name=VIEWS[view], exact=True)).to_be_visible()
     if view == "overview":
@@ -79,7 +79,7 @@ def test_every_view_opens_without_an_error_or_a_request_to_elsewhere(
 
 def test_the_page_transfers_few_bytes(chromium: Browser, url: str) -> None:
     page = chromium.new_context().new_page()
-    activity = watched(page)
+    activity = watch_page(page)
     page.goto(f"{url}?{LAYOUT}")
     page.wait_for_selector("svg[aria-label^='simulated step']")
     assert len(activity.ended) > 12
@@ -88,7 +88,7 @@ def test_the_page_transfers_few_bytes(chromium: Browser, url: str) -> None:
 
 
 def test_numbers_are_those_of_the_payload(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     priced = payload(LAYOUT)["estimate"]["estimate"]
     expect(page.locator('.facts [data-why="step_time_s"]')).to_have_text(format_seconds(priced["step_time_s"]))
     expect(page.locator('.facts [data-why="memory_bytes"]')).to_have_text(format_bytes(priced["memory_bytes"]))
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_the_payload(chromium: Browser, url: str) -> None:
     "value", [0.0, 1.0, 12.345, 0.000123, 0.0999951, 999.96, 7200.0, 3.8e6, 1e-7, 0.5678692691198841]
 )
 def test_the_page_writes_seconds_and_bytes_as_python_does(chromium: Browser, url: str, value: float) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     script = (
         "async ([value]) => { const f = await import('/format.js'); return [f.seconds(value), f.bytes(value * 1e9)]; }"
     )
@@ -114,10 +114,10 @@ def test_the_page_writes_seconds_and_bytes_as_python_does(chromium: Browser, url
 
 
 def test_a_drag_asks_one_question_for_each_number_that_it_shows(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     page.wait_for_selector(".best", timeout=WAIT_MS)  # the search has ended
     page.wait_for_selector(".takes")
-    activity = watched(page)
+    activity = watch_page(page)
     script = """async values => {
         const slider = document.getElementById('control-tp'), shown = [];
         const step = () => document.querySelector('.facts [data-why=step_time_s]');
@@ -138,12 +138,12 @@ def test_a_drag_asks_one_question_for_each_number_that_it_shows(chromium: Browse
 
 
 def test_a_slider_moves_degrees_and_the_address_holds_the_state(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, f"{STATE}&layout=fsdp=64")
+    page = open_page(chromium, url, f"{STATE}&layout=fsdp=64")
     page.focus("#control-tp")
     page.keyboard.press("ArrowRight")
     expect(page).to_have_url(re.compile("fsdp=32[+]tp=2"))
     shown = page.locator('.facts [data-why="step_time_s"]').text_content()
-    again = opened(chromium, page.url.partition("?")[0], page.url.partition("?")[2])
+    again = open_page(chromium, page.url.partition("?")[0], page.url.partition("?")[2])
     expect(again.locator('.facts [data-why="step_time_s"]')).to_have_text(shown or "")
     page.go_back()
     expect(page).to_have_url(re.compile("fsdp=64"))
@@ -153,7 +153,7 @@ def test_a_slider_moves_degrees_and_the_address_holds_the_state(chromium: Browse
 
 
 def test_an_illegal_degree_stays_and_says_why(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, f"{STATE}&layout=fsdp=64")
+    page = open_page(chromium, url, f"{STATE}&layout=fsdp=64")
     page.focus("#control-tp")
     page.keyboard.press("End")
     expect(page.get_by_role("heading", name="This layout cannot run")).to_be_visible()
@@ -164,7 +164,7 @@ def test_an_illegal_degree_stays_and_says_why(chromium: Browser, url: str) -> No
 
 
 def test_the_keyboard_alone_reaches_views_numbers_and_the_front(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     reached = []
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -215,7 +215,7 @@ OPENED = """([name, button]) => new Promise(resolve => {
 
 @pytest.mark.parametrize("view", PLACES)
 def test_every_number_of_a_view_says_formula_kind_and_source(chromium: Browser, url: str, view: str) -> None:
-    page = opened(chromium, url, f"{LAYOUT}&view={view}")
+    page = open_page(chromium, url, f"{LAYOUT}&view={view}")
     if view == "overview":
         page.wait_for_selector(".best", timeout=WAIT_MS)
         page.wait_for_selector(".takes")
@@ -254,7 +254,7 @@ def test_bars_label_what_has_room_and_explain_every_colour(chromium: Browser, ur
 
 
 def test_a_checkbox_switches_and_says_why_it_cannot(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     box = page.locator("#control-sequence_parallel")
     expect(box).to_be_checked()
     box.focus()
@@ -268,7 +268,7 @@ def test_a_checkbox_switches_and_says_why_it_cannot(chromium: Browser, url: str)
 
 
 def test_a_preset_is_a_job_of_its_own(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     page.select_option("#control-preset", "GPT-2 on 8 A100")
     expect(page).to_have_url(re.compile("model=gpt-2&cluster=a100-40gb:8.*batch_tokens=480Ki"))
     expect(page.locator("#control-preset")).to_have_value("GPT-2 on 8 A100")
@@ -276,7 +276,7 @@ def test_a_preset_is_a_job_of_its_own(chromium: Browser, url: str) -> None:
 
 
 def test_actions_of_passes_are_in_words(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, f"{LAYOUT}&view=schedule")
+    page = open_page(chromium, url, f"{LAYOUT}&view=schedule")
     titles = page.eval_on_selector_all(
         ".pass", "found => found.map(one => one.parentNode.querySelector('title').textContent)"
     )
@@ -292,13 +292,13 @@ FORMATS = """async () => {
 
 
 def test_sums_in_another_order_are_the_same_share(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     assert page.evaluate(FORMATS) == ["18.8%", "18.8%"]
     page.context.close()
 
 
 def test_copy_as_gives_the_command(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     page.get_by_role("button", name="copy as").click()
     expect(page.locator("dialog[open] pre")).to_contain_text("shardwise estimate llama-3-8b h100:64")
     page.select_option("#copy-target", "python")
@@ -316,7 +316,7 @@ def test_markup_in_an_address_is_text(chromium: Browser, url: str) -> None:
 
 
 def test_controls_have_labels_and_roles(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     page.wait_for_selector("svg[aria-label^='simulated step']")
     unnamed = page.evaluate(
         """[...document.querySelectorAll('input, select, button, svg:not([aria-hidden])')].filter(one =>
@@ -333,7 +333,7 @@ def test_a_run_is_drawn_beside_its_plan(chromium: Browser, tmp_path: Path, monke
     expected = Explorer(resolver).answer("overview", "")["reconcile"]["time"]
     with explorer(resolver) as url:
         page = chromium.new_page()
-        activity = watched(page)
+        activity = watch_page(page)
         page.goto(url)
         expect(page.get_by_role("heading", name="Measured against predicted")).to_be_visible()
         page.get_by_role("link", name="Overview").click()
@@ -356,7 +356,7 @@ def test_a_run_is_drawn_beside_its_plan(chromium: Browser, tmp_path: Path, monke
 
 
 def test_json_of_the_page_is_that_of_the_command_line(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, LAYOUT)
+    page = open_page(chromium, url, LAYOUT)
     answered = page.evaluate(f"fetch('/ask/overview?{LAYOUT}').then(answer => answer.json())")
     expected = json.loads(json.dumps(payload(LAYOUT)))
     assert answered["estimate"] == expected["estimate"]
@@ -366,14 +366,14 @@ def test_json_of_the_page_is_that_of_the_command_line(chromium: Browser, url: st
 
 @pytest.mark.parametrize("view", ["overview", "schedule"])
 def test_a_picture_that_is_cut_short_says_how_much_it_shows(chromium: Browser, url: str, view: str) -> None:
-    page = opened(chromium, url, f"{STATE.replace('1Mi', '1Gi')}&layout=tp=8+pp=8&view={view}")
+    page = open_page(chromium, url, f"{STATE.replace('1Mi', '1Gi')}&layout=tp=8+pp=8&view={view}")
     shown = page.locator(".truncated").first
     expect(shown).to_contain_text("256 of 131,072 micro-batches, 4,096 of 2,097,152 passes are shown")
     page.context.close()
 
 
 def test_a_picture_of_everything_says_nothing(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, f"{LAYOUT}&view=schedule")
+    page = open_page(chromium, url, f"{LAYOUT}&view=schedule")
     page.wait_for_selector(".pass")
     expect(page.locator(".truncated")).to_have_count(0)
     page.context.close()
@@ -381,14 +381,14 @@ def test_a_picture_of_everything_says_nothing(chromium: Browser, url: str) -> No
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_no_text_of_the_page_names_a_flag(chromium: Browser, url: str, view: str) -> None:
-    page = opened(chromium, url, f"{LAYOUT}&view={view}")
+    page = open_page(chromium, url, f"{LAYOUT}&view={view}")
     expect(page.get_by_role("heading", name=VIEWS[view], exact=True)).to_be_visible()
     assert not re.search(r"(?<![\w-])--[a-z]", page.locator("body").inner_text())
     page.context.close()
 
 
 def test_the_command_of_a_schedule_is_copied(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, f"{LAYOUT}&view=schedule")
+    page = open_page(chromium, url, f"{LAYOUT}&view=schedule")
     page.get_by_role("button", name="copy the command").click()
     expect(page.locator("dialog[open] pre")).to_contain_text("shardwise schedule 1f1b --stages 4")
     page.context.close()

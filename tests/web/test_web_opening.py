@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watched
+from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watch_page
 
 import shardwise as sw
 from shardwise.present.explorer.background_search import SEARCHING, Searches, Values, report_searches
@@ -63,7 +63,7 @@ def url(searches: HeldSearches) -> Iterator[str]:
         yield address
 
 
-def opened(chromium: Browser, url: str, query: str) -> Page:
+def open_page(chromium: Browser, url: str, query: str) -> Page:
     page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.goto(f"{url}?{query}")
     page.wait_for_selector("main h1")
@@ -71,7 +71,7 @@ def opened(chromium: Browser, url: str, query: str) -> Page:
 
 
 def test_the_page_moves_to_the_best_layout_by_itself(chromium: Browser, url: str, searches: HeldSearches) -> None:
-    page = opened(chromium, url, JOB)
+    page = open_page(chromium, url, JOB)
     expect(page.locator(".progress")).to_contain_text("Searching all layouts of llama-3.2-1b on h100:8")
     expect(page.locator(".verdict .facts")).to_be_visible()
     expect(page.locator(".layout")).to_contain_text("fsdp=8")
@@ -88,7 +88,7 @@ def test_the_page_moves_to_the_best_layout_by_itself(chromium: Browser, url: str
 
 
 def test_a_layout_that_was_changed_meanwhile_stays(chromium: Browser, url: str, searches: HeldSearches) -> None:
-    page = opened(chromium, url, JOB)
+    page = open_page(chromium, url, JOB)
     page.focus("#control-tp")
     page.keyboard.press("ArrowRight")
     expect(page).to_have_url(re.compile("tp=2"))
@@ -101,7 +101,7 @@ def test_a_layout_that_was_changed_meanwhile_stays(chromium: Browser, url: str, 
 
 
 def test_an_announcement_outlasts_the_search(chromium: Browser, url: str, searches: HeldSearches) -> None:
-    page = opened(chromium, url, DONE_TASK)
+    page = open_page(chromium, url, DONE_TASK)
     expect(page.locator(".task.done")).to_be_visible()
     expect(page.locator("#live")).to_contain_text("task done")
     searches.released.set()
@@ -114,7 +114,7 @@ def test_an_announcement_outlasts_the_search(chromium: Browser, url: str, search
 
 
 def test_a_fallback_that_cannot_run_is_no_verdict(chromium: Browser, url: str, searches: HeldSearches) -> None:
-    page = opened(chromium, url, TOO_LONG)
+    page = open_page(chromium, url, TOO_LONG)
     expect(page.get_by_role("heading", name="Searching for the best layout")).to_be_visible()
     expect(page.get_by_role("heading", name="This layout cannot run")).to_have_count(0)
     searches.released.set()
@@ -135,7 +135,7 @@ def test_nothing_is_blank_before_the_first_answer(chromium: Browser, url: str) -
 
 def test_figures_that_take_longer_say_what_is_being_done(chromium: Browser, url: str) -> None:
     page = chromium.new_context().new_page()
-    activity = watched(page)
+    activity = watch_page(page)
     page.route(re.compile("/ask/(timeline|roofline|pareto)"), lambda route: None)
     page.goto(f"{url}?{JOB}")
     expect(page.locator("main")).to_contain_text("simulating a step of this layout")
@@ -146,7 +146,7 @@ def test_figures_that_take_longer_say_what_is_being_done(chromium: Browser, url:
 
 def test_another_model_opens_on_its_own_usual_job(chromium: Browser, url: str, searches: HeldSearches) -> None:
     searches.released.set()
-    page = opened(chromium, url, JOB)
+    page = open_page(chromium, url, JOB)
     expect(page.locator("#control-batch_tokens + *, label[for=control-batch_tokens] + output").first).to_have_text(
         "1Mi"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WHY, Activity, browser, watched
+from web.chromium import PATH, WHY, Activity, browser, watch_page
 
 from shardwise.present.command_line import main
 
@@ -28,9 +28,9 @@ def chromium() -> Iterator[Browser]:
         yield launched
 
 
-def opened(chromium: Browser, file: Path, width: int = 1280) -> tuple[Page, Activity]:
+def open_page(chromium: Browser, file: Path, width: int = 1280) -> tuple[Page, Activity]:
     page = chromium.new_context(offline=True, viewport={"width": width, "height": 900}).new_page()
-    activity = watched(page)
+    activity = watch_page(page)
     page.goto(file.as_uri())
     return page, activity
 
@@ -40,7 +40,7 @@ def test_a_report_opens_from_a_disk_and_asks_for_nothing(chromium: Browser, name
     file = tmp_path / f"{name}.html"
     assert main([*PLANS[name], "--report", str(file)]) == 0
     for width in (1280, 400):
-        page, activity = opened(chromium, file, width)
+        page, activity = open_page(chromium, file, width)
         expect(page.locator("main h1").first).to_be_visible()
         expect(page.locator("main .panel").first).to_be_visible()
         assert page.locator("main svg").count() >= 2
@@ -53,7 +53,7 @@ def test_a_report_opens_from_a_disk_and_asks_for_nothing(chromium: Browser, name
 def test_numbers_of_a_report_say_where_they_are_from(chromium: Browser, tmp_path: Path) -> None:
     file = tmp_path / "plan.html"
     assert main([*PLANS["dense"], "--report", str(file)]) == 0
-    page, _ = opened(chromium, file)
+    page, _ = open_page(chromium, file)
     page.locator('[data-why="step_time_s"]').first.click()
     expect(page.locator("dialog[open]")).to_contain_text("the sum of the terms of time")
     page.keyboard.press("Escape")
@@ -76,7 +76,7 @@ def test_a_broken_payload_says_so(chromium: Browser, tmp_path: Path, old: str, n
     text = file.read_text(encoding="utf-8")
     head, mark, body = text.partition('type="application/json">')
     file.write_text(head + mark + body.replace(old, new, 1), encoding="utf-8")
-    page, _ = opened(chromium, file)
+    page, _ = open_page(chromium, file)
     expect(page.get_by_role("heading", name="This report cannot be read")).to_be_visible()
     expect(page.locator("main")).to_contain_text(expected_text)
     page.context.close()
@@ -87,7 +87,7 @@ def test_a_report_with_another_script_does_not_run_it(chromium: Browser, tmp_pat
     assert main([*PLANS["dense"], "--report", str(file)]) == 0
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("</body>", "<script>document.title = 'other'</script></body>"), encoding="utf-8")
-    page, activity = opened(chromium, file)
+    page, activity = open_page(chromium, file)
     expect(page.locator("main h1").first).to_be_visible()
     assert page.title() != "other"
     assert any("Content Security Policy" in message for message in activity.messages)

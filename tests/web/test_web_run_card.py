@@ -31,7 +31,7 @@ def url() -> Iterator[str]:
         yield address
 
 
-def opened(chromium: Browser, url: str, query: str) -> Page:
+def open_page(chromium: Browser, url: str, query: str) -> Page:
     page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.goto(f"{url}?{query}")
     page.wait_for_selector(".run .facts")
@@ -39,7 +39,7 @@ def opened(chromium: Browser, url: str, query: str) -> Page:
 
 
 def test_the_card_has_tokens_days_dollars_and_energy_with_intervals(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, f"{STATE}&tokens=15T")
+    page = open_page(chromium, url, f"{STATE}&tokens=15T")
     run = Explorer(NameResolver()).answer("overview", f"{STATE}&tokens=15T")["training_run"]
     texts = {"tokens": format_count(run["tokens"]), "days": format_days(run["days"]), "usd": format_usd(run["usd"]),
              "energy_mwh": format_energy(run["energy_mwh"])}  # fmt: skip
@@ -53,7 +53,7 @@ def test_the_card_has_tokens_days_dollars_and_energy_with_intervals(chromium: Br
 
 
 def test_tokens_are_a_choice_and_have_a_default_with_a_source(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, STATE)
+    page = open_page(chromium, url, STATE)
     expect(page.locator(".run")).to_contain_text("20 per parameter: the job names none")
     page.locator('.run [data-why="training_run.tokens"]').click()
     expect(page.locator("dialog[open]")).to_contain_text("Hoffmann")
@@ -65,7 +65,7 @@ def test_tokens_are_a_choice_and_have_a_default_with_a_source(chromium: Browser,
 
 
 def test_unknown_is_a_dash_with_its_reason(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, UNPRICED)
+    page = open_page(chromium, url, UNPRICED)
     run = Explorer(NameResolver()).answer("overview", UNPRICED)["training_run"]
     for reason in run["missing"].values():
         cell = page.locator(".run dd").filter(has_text=reason)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WHY, browser, watched
+from web.chromium import PATH, WHY, browser, watch_page
 
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.opened_plan import NameResolver
@@ -50,7 +50,7 @@ def address(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def opened(chromium: Browser, address: str, width: int = 1280) -> Page:
+def open_page(chromium: Browser, address: str, width: int = 1280) -> Page:
     page = chromium.new_context(viewport={"width": width, "height": 900}).new_page()
     page.goto(address)
     page.wait_for_selector(".verdict .facts")
@@ -60,7 +60,7 @@ def opened(chromium: Browser, address: str, width: int = 1280) -> Page:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_first_example_opens_on_its_best_layout(chromium: Browser, address: str, width: int) -> None:
     page = chromium.new_context(viewport={"width": width, "height": 900}).new_page()
-    activity = watched(page)
+    activity = watch_page(page)
     page.goto(address)
     expect(page.locator(".verdict h1")).to_contain_text("the best layout")
     expect(page.locator("svg[aria-label^='simulated step']")).to_be_visible()
@@ -74,7 +74,7 @@ def test_the_first_example_opens_on_its_best_layout(chromium: Browser, address: 
 
 
 def test_a_choice_shows_its_layout_with_the_numbers_of_the_explorer(chromium: Browser, address: str) -> None:
-    page = opened(chromium, address)
+    page = open_page(chromium, address)
     page.focus("#control-zero_stage")
     page.keyboard.press("End")
     expect(page).to_have_url(re.compile("zero_stage=3"))
@@ -97,7 +97,7 @@ def test_a_choice_shows_its_layout_with_the_numbers_of_the_explorer(chromium: Br
 
 
 def test_another_example_opens_on_its_own_best_layout(chromium: Browser, address: str) -> None:
-    page = opened(chromium, address)
+    page = open_page(chromium, address)
     page.select_option("#control-example", "gpt-2 on h100:2")
     expect(page).to_have_url(re.compile("model=gpt-2.*layout="))
     expect(page.locator(".verdict h1")).to_contain_text("the best layout")
@@ -107,7 +107,7 @@ def test_another_example_opens_on_its_own_best_layout(chromium: Browser, address
 
 
 def test_numbers_say_where_they_are_from_and_states_are_copied(chromium: Browser, address: str) -> None:
-    page = opened(chromium, address)
+    page = open_page(chromium, address)
     page.locator('.verdict .facts [data-why="step_time_s"]').click()
     expect(page.locator("dialog[open]")).to_contain_text("the sum of the terms of time")
     page.keyboard.press("Escape")
@@ -117,12 +117,12 @@ def test_numbers_say_where_they_are_from_and_states_are_copied(chromium: Browser
 
 
 def test_views_that_are_not_in_the_build_say_so(chromium: Browser, address: str) -> None:
-    page = opened(chromium, f"{address}?model=gpt-2&cluster=h100:2")
+    page = open_page(chromium, f"{address}?model=gpt-2&cluster=h100:2")
     expect(page.locator(".verdict h1")).to_contain_text("the best layout")
     page.goto(f"{address}?model=llama-3-8b&cluster=h100:64")
     expect(page.locator("main")).to_contain_text("this state is not in the static build")
     page.context.close()
-    page = opened(chromium, address)
+    page = open_page(chromium, address)
     missing = page.locator(".takes")
     missing.first.wait_for()
     page.evaluate(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WHY, browser, explorer, watched
+from web.chromium import PATH, WHY, browser, explorer, watch_page
 
 from shardwise.present.explorer.book_tasks import TASKS
 
@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
         yield address
 
 
-def opened(chromium: Browser, url: str, query: str, width: int = 1280) -> Page:
+def open_page(chromium: Browser, url: str, query: str, width: int = 1280) -> Page:
     page = chromium.new_context(viewport={"width": width, "height": 900}).new_page()
     page.goto(f"{url}?{query}")
     page.wait_for_selector("main h1, main h2")
@@ -36,7 +36,7 @@ def opened(chromium: Browser, url: str, query: str, width: int = 1280) -> Page:
 @pytest.mark.parametrize("width", [1280, 420])
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_opens_by_its_address(chromium: Browser, url: str, name: str, width: int) -> None:
-    page = opened(chromium, url, f"task={name}", width)
+    page = open_page(chromium, url, f"task={name}", width)
     expect(page.locator(".task")).to_contain_text(TASKS[name].title)
     expect(page.locator(".task")).to_contain_text(TASKS[name].goal)
     expect(page.locator(".task > .met")).to_contain_text(re.compile(r"\d of \d reached"))
@@ -47,8 +47,8 @@ def test_a_task_opens_by_its_address(chromium: Browser, url: str, name: str, wid
 
 
 def test_a_task_is_opened_from_the_menu_and_done_by_the_keyboard(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, "model=gpt-2&cluster=h100:8&layout=dp=8")
-    activity = watched(page)
+    page = open_page(chromium, url, "model=gpt-2&cluster=h100:8&layout=dp=8")
+    activity = watch_page(page)
     page.focus(".menu summary")
     page.keyboard.press("Enter")
     page.get_by_role("link", name=TASKS["short-bubble"].title).focus()
@@ -72,14 +72,14 @@ def test_a_task_is_opened_from_the_menu_and_done_by_the_keyboard(chromium: Brows
 
 
 def test_the_answer_is_hidden_until_the_task_is_done(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, "task=hide-communication")
+    page = open_page(chromium, url, "task=hide-communication")
     expect(page.locator("main")).to_contain_text("hidden until the task is done")
     expect(page.locator(".takes")).to_have_count(0)
     page.context.close()
 
 
 def test_a_task_goes_along_from_view_to_view(chromium: Browser, url: str) -> None:
-    page = opened(chromium, url, "task=critical-batch")
+    page = open_page(chromium, url, "task=critical-batch")
     expect(page.get_by_role("heading", name="Critical batch size")).to_be_visible()
     page.focus("#control-batch_tokens")
     page.keyboard.press("ArrowRight")
