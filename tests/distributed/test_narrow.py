@@ -12,6 +12,8 @@ from training import DENSE, SEED, Case, engine_of, gathered, run_step
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.run.rank_threads import run_rank_threads
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.engine_policies import Casts
 from shardwise.values.precision import PRECISIONS, Precision
 
 # Two ranks of tp have whole blocks of 32 of every dim that a product sums over.
@@ -24,6 +26,17 @@ class WideCase(Case):
     @property
     def architecture(self) -> Architecture:
         return WIDE
+
+
+@dataclass(frozen=True)
+class CastCase(WideCase):
+    """A run whose operands are cast in products or in their producers."""
+
+    casts: Casts = "in_producers"
+
+    def instance(self) -> RankProgram:
+        instance = super().instance()
+        return replace(instance, policy=replace(instance.policy, casts=self.casts))
 
 
 def in_blocks(name: str) -> Precision:
@@ -70,6 +83,20 @@ def test_blocks_that_no_rank_cuts_give_the_gradients_of_one_process(layout: str)
         for name, gradient in single.gradients.items():
             assert error(result.gradients[name], gradient) <= TOLERANCE, name
     assert any(error(plain.gradients[name], gradient) > 10 * TOLERANCE for name, gradient in single.gradients.items())
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "zb 2"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_blockwise"])
+def test_casts_in_producers_are_those_of_products(recipe: str, layout: str) -> None:
+    """On every rank and to the last bit; of a pipeline's passes in two parts, the second has the columns that the first wrote."""
+    layouts = {**LAYOUTS, "zb 2": Layout(pp=2, schedule="zb_h1", micro_batch_seqs=4)}
+    in_products = CastCase(layout=layouts[layout], precision=in_blocks(recipe), casts="in_products")
+    cases = in_products, replace(in_products, casts="in_producers")
+    pairs = zip(*(run_rank_threads(first_step, case.layout.num_devices, case) for case in cases), strict=True)
+    for expected, actual in pairs:
+        assert actual.loss == expected.loss
+        for name, gradient in expected.gradients.items():
+            assert torch.equal(actual.gradients[name], gradient), name
 
 
 @pytest.mark.parametrize("layout", ["dp 2", "tp 2", "pp 2"])
