@@ -22,14 +22,14 @@ class Loads(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Called for each element."""
         attributes = dict(attrs)
         target = attributes.get(LOADS.get(tag, ""), "") or ""
         if ELSEWHERE.match(target) and not (tag == "link" and attributes.get("rel") in NAMED_ONLY):
-            self.found.append(target)
+            self.targets.append(target)
 
 
 def loaded_from_elsewhere(site: Path) -> Iterator[str]:
@@ -37,7 +37,7 @@ def loaded_from_elsewhere(site: Path) -> Iterator[str]:
     for page in sorted(site.rglob("*.html")):
         parser = Loads()
         parser.feed(page.read_text(encoding="utf-8"))
-        yield from (f"{page.relative_to(site)}: {target}" for target in parser.found)
+        yield from (f"{page.relative_to(site)}: {target}" for target in parser.targets)
     for style in sorted(site.rglob("*.css")):
         yield from (
             f"{style.relative_to(site)}: {target}" for target in STYLE.findall(style.read_text(encoding="utf-8"))

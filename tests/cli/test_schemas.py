@@ -189,18 +189,18 @@ class Folders:
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self.factory = factory
-        self.made: dict[tuple[str, ...], Path] = {}
+        self.folders: dict[tuple[str, ...], Path] = {}
 
     def after(self, commands: Sequence[str]) -> Path:
         key = tuple(command.strip() for command in commands)
-        if key not in self.made:
+        if key not in self.folders:
             folder = self.factory.mktemp("session")
             if key:
                 shutil.copytree(self.after(key[:-1]), folder, dirs_exist_ok=True)
                 with contextlib.chdir(folder):
                     assert main(shlex.split(key[-1])) == 0
-            self.made[key] = folder
-        return self.made[key]
+            self.folders[key] = folder
+        return self.folders[key]
 
 
 @pytest.fixture(scope="module")

@@ -281,8 +281,8 @@ def test_targets_of_which_a_model_has_none_are_refused(family: str) -> None:
             str(error.value).split("are required, ")[1].removesuffix(", or all-linear").split(", ")
         )
     some = override_architecture(model, {"lora_rank": "4", "lora_targets": ",".join((*SEVEN, "in_proj"))})
-    alone = override_architecture(model, {"lora_rank": "4", "lora_targets": "in_proj"})
-    assert num_trained_params(some) == num_trained_params(alone)
+    single = override_architecture(model, {"lora_rank": "4", "lora_targets": "in_proj"})
+    assert num_trained_params(some) == num_trained_params(single)
 
 
 def test_adapters_of_one_kind_of_layer_leave_the_others_frozen() -> None:

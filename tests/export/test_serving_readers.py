@@ -246,12 +246,12 @@ def test_checkpoint_names_map_to_models(name, model, formats):
 
 def test_files_of_a_folder_that_are_no_part_of_the_launch(tmp_path, capsys):
     """Results and logs beside a script are left out with the reason, whatever they hold."""
-    others = {
+    contents = {
         "large.yaml": b"- {a: 1}\n" * 500_000, "binary.yaml": b"\xff\xfe\x00", "results.yaml": b"runs: [1, }\n",
         "manifest.yaml": b"apiVersion: v1\nkind: ConfigMap\ndata: {a: [1, }\n",
         "long.yaml": b"apiVersion: v1\nkind: List\nitems:\n" + b"- {a: 1}\n" * 30_000,
     }  # fmt: skip
-    for name, content in others.items():
+    for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     assert main(["serve", "read", str(tmp_path)]) == 2
     assert "results.yaml is not YAML: line 1" in capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_files_of_a_folder_that_are_no_part_of_the_launch(tmp_path, capsys):
     report = capsys.readouterr().out
     assert "with vLLM 0.32.0: tp=4" in report
     reasons = [" ".join(line.split()) for line in report.splitlines() if "left out of the folder: " in line]
-    assert len(reasons) == len(others) - 1  # one file of options that no command names is not looked at
+    assert len(reasons) == len(contents) - 1  # one file of options that no command names is not looked at
     for words in ("large.yaml: it has more than 4,000,000 bytes", "binary.yaml is not text: byte 0xff",
                   "manifest.yaml is not YAML: line 3", "long.yaml: 270,033 characters"):  # fmt: skip
         assert sum(words in reason for reason in reasons) == 1

@@ -36,18 +36,18 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Taken:
-    """The gradients of a unit's weights, which are all made anew."""
+class GradientReceiver:
+    """The gradients of a unit's weights, each of which is a new tensor."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
 
     def target(self, weight: str) -> tuple[Tensor | None, bool]:
         return None, False
 
     def deliver(self, weight: str, gradient: Tensor | None) -> None:
         assert gradient is not None
-        self.found[weight] = gradient
+        self.gradients[weight] = gradient
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -61,21 +61,23 @@ def test_shapes_and_dtypes_of_forward_and_backward_match(
     tensors = {
         name: torch.empty(shape, dtype=dtype, device=device) for name, shape in parameter_shapes(architecture).items()
     }
-    used, taken = instance.parameters_by_unit, dict[str, Taken]()
+    used, receivers = instance.parameters_by_unit, dict[str, GradientReceiver]()
 
     def ends(path: str) -> UnitTensors:
-        taken[path] = Taken()
-        return UnitTensors({weight: tensors[parameter.name] for weight, parameter in used[path].items()}, taken[path])
+        receivers[path] = GradientReceiver()
+        return UnitTensors(
+            {weight: tensors[parameter.name] for weight, parameter in used[path].items()}, receivers[path]
+        )
 
     model = build_torch_model(instance, dtype, ends, device)
     ids = torch.zeros(2, 1300, dtype=torch.long, device=device)
     on_way = model.forward(MicroBatch(ids, ids, ids if documents else None), ids.numel(), trains=True)
     assert (on_way.loss.shape, on_way.loss.dtype) == ((), torch.float32)
     model.backward(on_way)
-    for path, gradients in taken.items():
+    for path, receiver in receivers.items():
         expected = {weight: tensors[parameter.name] for weight, parameter in used[path].items() if parameter.trained}
-        assert gradients.found.keys() == expected.keys()
-        for weight, gradient in gradients.found.items():
+        assert receiver.gradients.keys() == expected.keys()
+        for weight, gradient in receiver.gradients.items():
             assert (gradient.shape, gradient.dtype, gradient.device) == (expected[weight].shape, dtype, device), weight
 
 

@@ -95,12 +95,12 @@ class Watched:
     """A heartbeat whose threads do not run: what it says and with which code it ends its process is kept."""
 
     def __init__(self, rank: int = 0) -> None:
-        self.said: list[str] = []
+        self.reports: list[str] = []
         self.codes: list[int] = []
         self.stop = StopRequest()
         self.heartbeat = HeartbeatMonitor(
             meeting_of(rank), self.stop, TrainingRecipe(steps=1), remains=lambda: "this remains",
-            report=self.said.append, end=self.codes.append,
+            report=self.reports.append, end=self.codes.append,
         )  # fmt: skip
         self.now = self.heartbeat._checked_at
 
@@ -109,11 +109,11 @@ class Watched:
 
     def pass_s(self, seconds: float) -> list[str]:
         """What is said as time goes by."""
-        self.said.clear()
+        self.reports.clear()
         for _ in range(int(seconds)):
             self.now += 1.0
             self.heartbeat.check(self.now)
-        return list(self.said)
+        return list(self.reports)
 
 
 @pytest.fixture(autouse=True)
