@@ -7,6 +7,7 @@ releases that do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ from shardwise.values import InputError
 
 NAME, TITLE, MODELS_FILE = "torchtitan", "torchtitan 0.3.0", "torchtitan_models"
 SCRIPT, SUBCOMMANDS = "launch.sh", ("activation_checkpoint",)
+PROGRAM = re.compile(r"-m\s+torchtitan\.train\b|torchtitan/train\.py\b")
 RECOMPUTE_MODES = {"none": "none", "alternate": "selective", "full": "full"}
 SEQUENCE_PARALLEL, ASYNC_TP = "parallelism.enable_sequence_parallel", "compile.enable_async_tensor_parallel"
 NO_CUDA_GRAPHS, CONVERTERS, ATTENTION_BACKEND = "training.disable_cuda_graphs", "model.converters", "model.attn_backend"
@@ -189,6 +191,11 @@ def _read_files(files: LaunchFiles) -> Options:
     return {name: value for name, value in {**base, **flags}.items() if value is not None}
 
 
+def _recognizes(files: LaunchFiles) -> bool:
+    """Return whether a script starts torchtitan with a function of a config registry."""
+    return any(PROGRAM.search(text) and "--module" in text for name, text in files.items() if name.endswith(".sh"))
+
+
 def _read_registry(files: LaunchFiles, recipe: str) -> Options:
     """Return the options of a function of a config registry, which no command chooses or changes."""
     registries = [(name, text) for name, text in files.items() if name.endswith(".py")]
@@ -223,4 +230,5 @@ TARGET = Target(
         ),
     ),
     write=_write_files, read=_read_files, read_recipe=_read_registry, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
+    recognizes=_recognizes,
 )  # fmt: skip
