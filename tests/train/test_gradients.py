@@ -39,12 +39,12 @@ def assert_norm_is(
     kind: str, formula: Formula, x: Tensor, weight: Tensor, dy: Tensor, epsilon: float, tolerance: float = EXACT
 ) -> None:
     norm = NORMS[kind]
-    y, *kept = norm.forward(x, weight, epsilon)
-    dx, dweight = norm.backward(dy, x, *kept, weight, needs_weight=True)
+    (y,), statistics = norm.forward(x, weight, epsilon)
+    dx, dweight = norm.backward(dy, x, *statistics, weight, needs_weight=True)
     expected = gradients_of(lambda x, weight: formula(x, weight, epsilon), (x, weight), dy)
     for actual, reference in zip((y, dx, dweight), (expected[0], *expected[1]), strict=True):
         assert_near(actual, reference, tolerance)
-    dx_alone, nothing = norm.backward(dy, x, *kept, weight, needs_weight=False)
+    dx_alone, nothing = norm.backward(dy, x, *statistics, weight, needs_weight=False)
     assert nothing is None
     assert torch.equal(dx_alone, dx)
 
@@ -64,20 +64,20 @@ def test_a_norm_over_several_dims_is_over_all_of_them() -> None:
 @NARROW
 @pytest.mark.parametrize("kind", NORM_FORMULAS)
 def test_norms_in_narrow_formats_equal_pytorch(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Results are in the format of the operands; of an RMSNorm what is kept is in float32."""
+    """Results are in the format of the operands; the statistics of an RMSNorm are in float32."""
     x, weight, dy = random(64, 8, dtype=dtype), random(8, dtype=dtype, seed=1), random(64, 8, dtype=dtype, seed=2)
     assert_norm_is(kind, PYTORCHS[kind], x, weight, dy, 1e-5, tolerance)
-    _, *kept = NORMS[kind].forward(x, weight, 1e-5)
-    assert {saved.numel() for saved in kept} == {64}
-    assert kind == "layer_norm" or kept[0].dtype == torch.float32
+    _, statistics = NORMS[kind].forward(x, weight, 1e-5)
+    assert {saved.numel() for saved in statistics} == {64}
+    assert kind == "layer_norm" or statistics[0].dtype == torch.float32
 
 
 def test_the_gradient_of_a_norms_weight_is_added_up_in_float32() -> None:
     """Of 4000 rows of ones: added up in bf16 it would stop at 256."""
     x = torch.ones(4000, 8, dtype=torch.bfloat16)
     weight = torch.ones(8, dtype=torch.bfloat16)
-    _, scale = NORMS["rms_norm"].forward(x, weight, 1e-5)
-    _, dweight = NORMS["rms_norm"].backward(x, x, scale, weight, needs_weight=True)
+    _, statistics = NORMS["rms_norm"].forward(x, weight, 1e-5)
+    _, dweight = NORMS["rms_norm"].backward(x, x, *statistics, weight, needs_weight=True)
     assert dweight is not None
     assert_near(dweight, torch.full((8,), 4000.0, dtype=torch.bfloat16), 1e-2)
 

@@ -31,9 +31,9 @@ NormForms = tuple[Tensor | CastActivation, ...]
 class NormKernels:
     """Kernels of a norm.
 
-    `forward(x, weight, epsilon)` returns y, in one form or several, and what is saved; `backward(dy, x, *saved, weight,
-    needs_weight)` returns dx and, if needed, dweight. The last dims of x are those of the weight. On a GPU with Triton both,
-    and those with the residual sum, are one pass each (with casts of columns, two).
+    `forward(x, weight, epsilon)` returns the forms of y, one without a cast, and the statistics of each row;
+    `backward(dy, x, *statistics, weight, needs_weight=...)` returns dx and, if needed, dweight. The last dims of x are those
+    of the weight. On a GPU with Triton both, and those with the residual sum, are one pass each (with casts of columns, two).
     """
 
     is_layer: bool
