@@ -58,7 +58,7 @@ class PooledEstimate:
 
     @property
     def verdict(self) -> ServingVerdict:
-        """Whether a request fits in the memory of both pools."""
+        """True if a request fits in the memory of both pools."""
         verdicts = {self.prefill.memory.verdict, self.decode.memory.verdict}
         ranked: tuple[ServingVerdict, ...] = ("does not fit", "not known", "fits")
         return next(verdict for verdict in ranked if verdict in verdicts)

@@ -90,7 +90,7 @@ class ServingEstimate:
 
     @property
     def verdict(self) -> ServingVerdict:
-        """Whether a request fits in memory."""
+        """True if a request fits in memory."""
         return self.memory.verdict
 
     @property

@@ -31,7 +31,7 @@ TRAINING_KEYS = (
     "per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps", "gradient_accumulation_steps", "output_dir",
 )  # fmt: skip
 TRAINER_DEFAULTS: Options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}  # of TrainingArguments
-# Keys that say another framework's file, which has a reader of its own: LLaMA-Factory's.
+# Keys of a file of LLaMA-Factory, which has a reader of its own.
 OTHER_KEYS = ("stage", "finetuning_type")
 # Arguments of TRL's other trainers (DPO, KTO, GRPO, RLOO, rewards), none of which SFTConfig has.
 OBJECTIVES: Mapping[str, tuple[str, ...]] = dict.fromkeys(

@@ -120,7 +120,7 @@ def _with_pool(launches: PoolLaunches, name: str, launch: ServingLaunch) -> Pool
 
 
 def _other_instances(launches: PoolLaunches) -> Iterator[PoolLaunches]:
-    """Yield pools with instances of one in place of instances of the other, on at most as many devices."""
+    """Yield pools in which instances of one replace instances of the other, on at most as many devices."""
     prefill, decode = launches
     capacity, sizes = launches.layout.num_devices, [launch.layout.devices_per_replica for launch in launches]
     for num_prefill in range(1, (capacity - sizes[1]) // sizes[0] + 1):
