@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from train.short_steps import MICRO_BATCHES, POSITIONS, SEQS, build_engine, micro_batches, run_step
 
 import shardwise as sw
 from shardwise.derive.low_precision_products import product_weights
@@ -22,18 +22,15 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
-from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.kernels import device_dispatch, matmul, quantized_weights
 from shardwise.run.kernels.quantization import quantize_matrix
 from shardwise.run.kernels.quantized_weights import CastWeight, WeightFormat, cast_orders
 from shardwise.run.parallel.delayed_scaling import UnitScales
-from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance, engine_policy
 from shardwise.run.trainer.rehearsal import lone_rank_world, rehearse_rank
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.search.plan import Plan, plan_layout
-from shardwise.step.rank_program import RankProgram
 from shardwise.values import IssuePolicy, get_precision
 from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.engine_policies import WeightCasts
@@ -47,7 +44,6 @@ LATENT = replace(
     MOE, name="latent", num_kv_heads=4, kv_lora_rank=16, rope_head_dim=8, v_head_dim=16, q_lora_rank=24, num_dense_layers=1,
     dense_d_ff=96, shared_expert_width=32,
 )  # fmt: skip
-SEQS, POSITIONS, MICRO_BATCHES = 2, 16, 3
 RECIPES = (
     "fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4", "fp8_transformer_engine", "fp8_torchao",
     "fp8_torchao_rowwise",
@@ -57,24 +53,7 @@ RECIPES = (
 def engine_of(
     precision: str, weight_casts: WeightCasts = "each_step", architecture: Architecture = DENSE, **layout: Any
 ) -> TrainingEngine:
-    instance = RankProgram(
-        architecture=architecture, layout=Layout(micro_batch_seqs=SEQS, **layout), precision=get_precision(precision),
-        seq_len=POSITIONS, policy=IssuePolicy(casts="in_products", weight_casts=weight_casts),
-    )  # fmt: skip
-    engine = TrainingEngine(instance, TrainingRecipe(steps=4, learning_rate=3e-3), World(instance.mesh))
-    engine.initialize(0)
-    return engine
-
-
-def micro_batches(seed: int = 0) -> Iterator[MicroBatch]:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(MICRO_BATCHES):
-        ids = torch.randint(96, (SEQS, POSITIONS + 1), generator=generator)
-        yield MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-
-
-def run_step(engine: TrainingEngine, step: int = 0) -> float:
-    return float(engine.step(micro_batches(step), MICRO_BATCHES * SEQS * POSITIONS, MICRO_BATCHES, step).loss)
+    return build_engine(precision, IssuePolicy(casts="in_products", weight_casts=weight_casts), architecture, **layout)
 
 
 @pytest.mark.thinned(5)

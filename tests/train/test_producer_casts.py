@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from train.short_steps import MICRO_BATCHES, POSITIONS, SEQS, build_engine, micro_batches, run_step
 from train.test_cast_weights import DENSE, LATENT, LAYOUTS, MOE, WIDE, make_plan, runs
 
 from shardwise.derive.producer_casts import FORMS, Form, ProducedOperand, is_gated, produced_operands
@@ -20,13 +21,11 @@ from shardwise.measure.reconcile.reconciliation import REHEARSAL_TOLERANCE, comp
 from shardwise.model.architecture import Architecture
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.tensor_formats import TensorFormats
-from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.kernels import activation_casts, device_dispatch, matmul
 from shardwise.run.kernels.activation_casts import CastActivation, OutputCast
 from shardwise.run.kernels.elementwise import FUNCTIONS, gated_forms, gated_gradient_forms, gated_gradients
 from shardwise.run.kernels.norms import NORMS
 from shardwise.run.kernels.quantization import quantize_matrix
-from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_policy
 from shardwise.run.trainer.rehearsal import rehearse_rank
@@ -40,7 +39,6 @@ from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.engine_policies import Casts
 from shardwise.values.scalings import SCALINGS
 
-SEQS, POSITIONS, MICRO_BATCHES = 2, 16, 3
 RECIPES = ("fp8_blockwise", "mxfp8", "fp8_torchao_rowwise")
 OTHER_RECIPES = ("fp8_current", "fp8_delayed", "nvfp4")  # a scale has to wait for the whole matrix
 LAYER_NORM = replace(DENSE, name="layer norm", norm="layer", norm_bias=False)
@@ -49,24 +47,7 @@ MODELS = (DENSE, MOE, LATENT, LAYER_NORM, GEGLU)
 
 
 def engine_of(precision: str, casts: Casts, architecture: Architecture = DENSE, **layout: Any) -> TrainingEngine:
-    instance = RankProgram(
-        architecture=architecture, layout=Layout(micro_batch_seqs=SEQS, **layout), precision=get_precision(precision),
-        seq_len=POSITIONS, policy=IssuePolicy(casts=casts, weight_casts="each_step"),
-    )  # fmt: skip
-    engine = TrainingEngine(instance, TrainingRecipe(steps=4, learning_rate=3e-3), World(instance.mesh))
-    engine.initialize(0)
-    return engine
-
-
-def micro_batches(seed: int = 0) -> Iterator[MicroBatch]:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(MICRO_BATCHES):
-        ids = torch.randint(96, (SEQS, POSITIONS + 1), generator=generator)
-        yield MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-
-
-def run_step(engine: TrainingEngine, step: int = 0) -> float:
-    return float(engine.step(micro_batches(step), MICRO_BATCHES * SEQS * POSITIONS, MICRO_BATCHES, step).loss)
+    return build_engine(precision, IssuePolicy(casts=casts, weight_casts="each_step"), architecture, **layout)
 
 
 def written_names(engine: TrainingEngine) -> set[str]:
