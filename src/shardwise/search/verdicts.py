@@ -68,7 +68,7 @@ def error_without_plan(reasons: Iterable[NoPlanReason | None], lines: Sequence[s
 
 
 FIT_ADVICE = "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
-ADAPTER_ADVICE = ", or train low-rank adapters alone (--set model.lora_rank=16)"
+ADAPTER_ADVICE = ", or train low-rank adapters alone (--set job.lora_rank=16)"
 COMPARED_FIELDS = (
     "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "micro_batch_seqs",
     "recompute", "recompute_layers", "offload",
